@@ -14,6 +14,7 @@ from recompute_scan.report.blocks import WIDTH, columns
 from recompute_scan.report.render import render_comparison_html, render_comparison_text
 from recompute_scan.result import Result
 from recompute_scan.result.compare import SCHEMA, Comparison, compare, json_schema, to_json
+from tests.present import present
 from tests.report.page_reader import Page
 from tests.report.sample_results import (
     HOSTILE,
@@ -32,8 +33,7 @@ Output = pytest.CaptureFixture[str]
 
 
 def with_step(result: Result, step_ms: float) -> Result:
-    assert result.cost is not None
-    return structs.replace(result, cost=structs.replace(result.cost, step_ms=step_ms))
+    return structs.replace(result, cost=structs.replace(present(result.cost), step_ms=step_ms))
 
 
 def flat(comparison: Comparison) -> str:
@@ -172,10 +172,8 @@ def test_another_model_is_no_change() -> None:
 
 
 def test_the_same_calls_on_larger_inputs_are_another_model_too() -> None:
-    flops = full().flops
-    assert flops is not None
-    assert flops.forward_per_step is not None
-    larger = structs.replace(flops, forward_per_step=2 * flops.forward_per_step)
+    flops = present(full().flops)
+    larger = structs.replace(flops, forward_per_step=2 * present(flops.forward_per_step))
     comparison = compare(doubled(), structs.replace(full(), flops=larger))
     assert "of other sizes: 3.77e+09 and 7.54e+09" in comparison.obstacles[0]
     unknown = structs.replace(larger, uncounted=("aten::new",))
@@ -202,9 +200,8 @@ def test_work_that_cannot_be_seen_is_not_said_to_be_the_same() -> None:
 
 
 def timed(result: Result, middle: float, low: float, high: float, steps: int = 10) -> Result:
-    assert result.cost is not None
     cost = structs.replace(
-        result.cost, step_ms=middle, step_low_ms=low, step_high_ms=high, steps=steps
+        present(result.cost), step_ms=middle, step_low_ms=low, step_high_ms=high, steps=steps
     )
     return structs.replace(result, cost=cost)
 

@@ -22,6 +22,7 @@ from recompute_scan.record.attribution import statement_at
 from recompute_scan.result import Checkpoint, Finding, Fix, Result, to_json
 from recompute_scan.result import patch as patches
 from recompute_scan.result.patch import change_diff
+from tests.present import present
 from tests.report.sample_results import doubled
 
 ENABLE = Edit("enable", "delete")
@@ -39,14 +40,11 @@ def finding(
     root: Path, name: str, line: int, edits: Sequence[Edit] = (ENABLE,), *, shown: str = ""
 ) -> Finding:
     """What the analysis says of a line, from the file as it is."""
-    source = statement_at(root / name, line)
-    assert source is not None
-    new = edited(source, edits)
-    assert new is not None
+    source = present(statement_at(root / name, line))
+    new = present(edited(source, edits))
     base = doubled().findings[0]
-    assert base.fix is not None
     diff = change_diff(f"{shown or name}:{line}", source, new)
-    fix = structs.replace(base.fix, diff=diff, digest=source.digest, removes=None)
+    fix = structs.replace(present(base.fix), diff=diff, digest=source.digest, removes=None)
     return structs.replace(base, fix=fix)
 
 
@@ -62,8 +60,7 @@ def written(folder: Path, result: Result) -> Path:
 
 def with_diff(diff: str, digest: str | None = None) -> Result:
     base = doubled().findings[0]
-    assert base.fix is not None
-    fix = structs.replace(base.fix, diff=diff, digest=digest, removes=None)
+    fix = structs.replace(present(base.fix), diff=diff, digest=digest, removes=None)
     return result_with(structs.replace(base, fix=fix))
 
 
@@ -167,8 +164,7 @@ def test_git_and_patch_make_the_same_of_the_patch(tmp_path: Path, shape: str, na
     script.parent.mkdir(exist_ok=True)
     script.write_bytes(before)
     result = result_with(finding(tmp_path, name, line))
-    fix = patches.patch(result, tmp_path)
-    assert fix is not None
+    fix = present(patches.patch(result, tmp_path))
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     for words in (["--check"], []):
         subprocess.run(["git", "apply", *words], input=fix, cwd=tmp_path, check=True)
@@ -293,8 +289,7 @@ def test_a_block_never_loses_all_its_checkpoints(tmp_path: Path) -> None:
 
     def taking(line: int, gone: Checkpoint) -> Finding:
         one = finding(tmp_path, "x.py", line)
-        assert one.fix is not None
-        return structs.replace(one, fix=structs.replace(one.fix, removes=gone))
+        return structs.replace(one, fix=structs.replace(present(one.fix), removes=gone))
 
     first, second = taking(2, outer), taking(3, inner)
     both = structs.replace(result_with(first, second), regions=(region,))
@@ -525,9 +520,8 @@ def test_a_fix_that_wants_a_look_is_not_applied_unseen(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").write_text(SCRIPT)
     one = finding(tmp_path, "x.py", 4)
-    assert one.fix is not None
     for disposition, reason, status in (("review", "It takes 3 GiB.", 2), ("safe", None, 0)):
-        fix = structs.replace(one.fix, disposition=disposition, reason=reason)
+        fix = structs.replace(present(one.fix), disposition=disposition, reason=reason)
         written(tmp_path / "out", result_with(structs.replace(one, fix=fix)))
         assert main(["fix", "out", "--apply"]) == status
         assert ((tmp_path / "x.py").read_text() == SCRIPT) == bool(status)

@@ -12,6 +12,7 @@ from recompute_scan.errors import InputError
 from recompute_scan.report.render import render_html
 from recompute_scan.result import to_json
 from recompute_scan.result.run_record import RunInfo, Source, encode_run_info, write_run_info
+from tests.present import present
 from tests.recompute.training import (
     checkpointed_step,
     marked_step,
@@ -118,8 +119,7 @@ def test_the_runs_run_record_is_read_beside_its_trace(tmp_path: Path) -> None:
     )
     result = analyse([tmp_path])
     assert result.evidence_level == "annotated"
-    assert result.cost is not None
-    assert (result.cost.step_source, result.cost.step_ms) == ("timed", 3.0)
+    assert (present(result.cost).step_source, present(result.cost).step_ms) == ("timed", 3.0)
     assert result.environment["torch"] == "2.13.0"
     assert set(result.warnings) >= {"Look out.", "The script ended early."}
     assert result.regions[0].checkpoints[0].source == "wrap(model)"
@@ -137,8 +137,7 @@ def test_a_broken_run_record_is_said(change: dict[str, int] | None, tmp_path: Pa
 def test_an_run_record_of_another_name_is_no_run_record(tmp_path: Path) -> None:
     write_run_info(tmp_path, account())
     result = analyse([write(tmp_path / "copy.json", plain_step(0))])
-    assert result.cost is not None
-    assert result.cost.step_source == "trace"
+    assert present(result.cost).step_source == "trace"
 
 
 def test_marks_that_disagree_are_said_and_lower_the_confidence(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from recompute_scan.report.layout import measured_sentences, measured_title
 from recompute_scan.result import Checkpoint, Result, Verified, WithPlan
 from recompute_scan.result.run_record import Measurements, step_has_fix
 from recompute_scan.verification import Trial, Trials, verified
+from tests.present import present
 from tests.record.runs import run_info
 from tests.report import sample_results
 
@@ -59,8 +60,7 @@ def verify(
     switching: Sequence[Trial] = (),
 ) -> tuple[Result, Verified]:
     result = verified(sample_results.doubled(), REMOVED, Trials(before, after, without, switching))
-    assert result.verified is not None
-    return result, result.verified
+    return result, present(result.verified)
 
 
 def scaled(factor: float) -> tuple[float, ...]:
@@ -86,11 +86,8 @@ def test_the_outcome_follows_from_the_intervals(factor: float, outcome: str) -> 
     result, section = verify([before, before], [after, after])
     assert section.outcome == outcome
     assert section.saving_ms == pytest.approx(100 * (1 - factor))
-    assert section.saving_ms is not None
-    assert section.saving_low_ms is not None
-    assert section.saving_high_ms is not None
-    assert section.saving_low_ms <= section.saving_ms <= section.saving_high_ms
-    assert result.verified is not None
+    low, high = present(section.saving_low_ms), present(section.saving_high_ms)
+    assert low <= present(section.saving_ms) <= high
     assert "predicted" not in result.headline
     assert ("of the step is wasted, measured" in result.headline) == (outcome == "helps")
     assert not result.headline.endswith("is wasted.")
@@ -113,8 +110,7 @@ def test_a_slow_round_slows_both_sides_of_it() -> None:
     after = [with_fix(*scaled(fixed)) for _, fixed in pairs]
     _, section = verify(before, after)
     assert section.outcome == "helps"
-    assert section.saving_low_ms is not None
-    assert 10 < section.saving_low_ms < 21
+    assert 10 < present(section.saving_low_ms) < 21
 
 
 def test_one_round_with_a_burst_of_other_work_leaves_six_rounds_clear() -> None:
@@ -174,11 +170,10 @@ def test_what_pairs_say_is_said() -> None:
     rounds = ([trial(*STEADY)] * 2, [with_fix(*scaled(0.6)), with_fix(*scaled(1.2))])
     section = verify(*rounds, switching=[with_fix(*steps)])[1]
     assert (section.outcome, section.pairs, section.switching_runs) == ("helps", 9, 1)
-    assert section.after is not None
     assert section.before_step_ms == 100.0
     assert section.after_step_ms == pytest.approx(80.0)
     assert section.saving_pct == pytest.approx(20.0)
-    assert section.after.step_ms == section.after_step_ms
+    assert present(section.after).step_ms == section.after_step_ms
 
 
 def test_a_run_that_fails_leaves_the_pairs_of_others_out() -> None:
@@ -300,9 +295,8 @@ def test_a_run_that_does_not_come_through(status: int, message: str | None, expe
     before = trial(*STEADY)
     gone = trial(status=status, message=message)
     result, section = verify([before, before], [with_fix(*scaled(0.8))], [gone])
-    assert section.without_checkpointing is not None
-    assert section.without_checkpointing.status == expected
-    assert section.without_checkpointing.step_ms is None
+    assert present(section.without_checkpointing).status == expected
+    assert present(section.without_checkpointing).step_ms is None
     assert section.outcome == "helps"
     _, failed = verify([before, before], [gone])
     assert (failed.outcome, failed.saving_ms) == ("failed", None)
@@ -315,20 +309,16 @@ def with_plan(*plan: Trial) -> tuple[WithPlan, str]:
     result = verified(
         sample_results.full(), (), Trials([before, before], plan=plan), ("model.layers.3",)
     )
-    assert result.verified is not None
-    assert result.verified.with_plan is not None
     (said,) = [text for text in measured_sentences(result) if "the plan of RS301" in text]
-    return result.verified.with_plan, said
+    return present(present(result.verified).with_plan), said
 
 
 def test_what_the_plan_gave_is_said_beside_what_was_predicted() -> None:
     """The sample's plan: 217 ms of a step of 247, 66 GiB."""
     ran = trial(*scaled(0.9), calls=4, gpu=65 << 30)
     found, said = with_plan(ran, ran)
-    assert found.arm is not None
-    assert (found.arm.step_ms, found.losses.status) == (90.0, "equal")
-    cost = sample_results.full().cost
-    assert cost is not None
+    assert (present(found.arm).step_ms, found.losses.status) == (90.0, "equal")
+    cost = present(sample_results.full().cost)
     predicted = 100 * 217 / cost.step_ms
     assert said == (
         "With the plan of RS301 (1 layer without checkpoints) a step takes 90.0 ms, predicted "
@@ -356,8 +346,7 @@ def test_losses_with_the_plan_that_differ_are_said() -> None:
 def test_a_plan_that_does_not_come_through(message: str, status: str, words: str) -> None:
     ran = trial(*STEADY, calls=4)
     found, said = with_plan(ran, trial(status=1, message=message))
-    assert found.arm is not None
-    assert (found.arm.status, found.losses.status) == (status, "not-seen")
+    assert (present(found.arm).status, found.losses.status) == (status, "not-seen")
     assert words in said
     assert said.endswith(message)
 

@@ -15,6 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 import recompute_scan as rs
 from recompute_scan.integrations import RecomputeScanCallback
 from tests.callbacks.counted import Counter
+from tests.present import present
 from tests.record.residue import left_behind
 
 # What the frameworks warn of is theirs.
@@ -97,8 +98,7 @@ def test_a_trainer_is_recorded(tmp_path: Path, twice: bool, verdict: str) -> Non
     assert scan.regions["recompute_runs_per_backward"].tolist() == [2.0 if twice else 1.0] * 2
     assert scan.regions["module"].tolist() == ["model.layers.0", "model.layers.1"]
     asked = scan.result.regions[0].checkpoints[-1]
-    assert asked.call_site is not None
-    assert asked.call_site.startswith("tests/callbacks/test_huggingface.py:")
+    assert present(asked.call_site).startswith("tests/callbacks/test_huggingface.py:")
     assert (tmp_path / "scan" / "report.html").exists()
     assert left_behind() == set()
 
@@ -149,8 +149,7 @@ def test_a_trainer_that_never_trains_is_in_nobodys_way(tmp_path: Path) -> None:
             recording.step()
     assert recording.scan.verdict == "none"
     assert left_behind() == set()
-    crash = idle.scan.result.crash
-    assert crash is not None
+    crash = present(idle.scan.result.crash)
     assert "did not say that it ended" in (crash.traceback or "")
 
 

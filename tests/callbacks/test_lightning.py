@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from recompute_scan.integrations import RecomputeScanLightningCallback
 from tests.callbacks.counted import Counter
+from tests.present import present
 from tests.record.residue import left_behind
 
 # What the frameworks warn of is theirs.
@@ -81,8 +82,7 @@ def test_a_fit_is_recorded(tmp_path: Path, checkpoints: int, verdict: str) -> No
     assert (scan.verdict, scan.recompute_per_backward) == (verdict, float(checkpoints))
     for region in scan.result.regions:
         for one in region.checkpoints:
-            assert one.call_site is not None
-            assert one.call_site.startswith("tests/callbacks/test_lightning.py:")
+            assert present(one.call_site).startswith("tests/callbacks/test_lightning.py:")
     assert (tmp_path / "scan" / "report.html").exists()
     assert left_behind() == set()
 
@@ -98,8 +98,7 @@ def test_a_fit_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fit(tmp_path, Model(2, fails_at=3), callback)
     assert left_behind() == set()
-    crash = callback.scan.result.crash
-    assert crash is not None
+    assert callback.scan.result.crash is not None
     verdicts = [callback.scan.verdict]
     fit(tmp_path, Model(1), callback)
     verdicts.append(callback.scan.verdict)

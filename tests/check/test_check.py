@@ -16,6 +16,7 @@ from recompute_scan.check.formats import RENDERINGS
 from recompute_scan.check.policy import baseline_json, parse_baseline
 from recompute_scan.cli import main
 from recompute_scan.result import Checkpoint, Cost, Finding, Result, from_json, to_json
+from tests.present import present
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -45,8 +46,7 @@ def hostile(result: Result) -> Result:
     )
 
     def spoiled(finding: Finding) -> Finding:
-        fix = finding.fix
-        assert fix is not None
+        fix = present(finding.fix)
         return replace(
             finding,
             title=f"{HOSTILE} {finding.title}",
@@ -222,8 +222,7 @@ def outcomes(doubled: Result, repaired: Result) -> list[Ruling]:
     )
     absolute = Checkpoint(0, None, None, "/home/a b/train.py:7")
     (finding,) = doubled.findings
-    assert finding.fix is not None
-    elsewhere = replace(finding, fix=replace(finding.fix, removes=absolute))
+    elsewhere = replace(finding, fix=replace(present(finding.fix), removes=absolute))
     results = [doubled, repaired, analyse([UNDECIDED]), hostile(doubled), broken]
     results.append(replace(doubled, findings=(elsewhere,)))
     return [judge(result, policy) for result in results] + [judge(doubled, policy, known)]

@@ -13,6 +13,7 @@ from recompute_scan.record.isolation import Guard
 from recompute_scan.record.profiler import CompiledGraphs
 from recompute_scan.result import Checkpoint, Result, from_json
 from recompute_scan.result.run_record import compiled_name
+from tests.present import present
 from tests.record.runs import tool
 from tests.report.sample_results import regions
 
@@ -114,10 +115,8 @@ def test_the_fix_is_tried_before_anything_is_compiled(tmp_path: Path) -> None:
     subprocess.run(command, capture_output=True, text=True, check=True)
     result = analyse([tmp_path])
     assert (result.verdict, result.recompute_per_backward) == ("doubled", 2.0)
-    verified = from_json((tmp_path / "result.json").read_bytes()).verified
-    assert verified is not None
-    assert verified.after is not None
-    assert verified.after.recompute_per_backward == 1.0
+    verified = present(from_json((tmp_path / "result.json").read_bytes()).verified)
+    assert present(verified.after).recompute_per_backward == 1.0
     assert verified.losses_equal
     assert [one.options for one in verified.removed] == [()]  # the one around compiled code
     for gradients in (verified.gradients, verified.gradients_with_fix):

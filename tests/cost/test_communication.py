@@ -12,6 +12,7 @@ from recompute_scan.cost.phases import repeated as add_up
 from recompute_scan.cost.price import price
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import Kind, load
+from tests.present import present
 from tests.recompute.training import checkpointed_step, gradients, run, training_step
 from tests.trace_builder import Call, annotation, launch, op, studied, thread
 
@@ -153,8 +154,7 @@ def test_the_step_in_the_middle_counts() -> None:
 
 
 def test_the_price_states_them() -> None:
-    cost = price(repeating(gather(at=1000), beside=(gemm(1010, 30),)), ())
-    assert cost is not None
+    cost = present(price(repeating(gather(at=1000), beside=(gemm(1010, 30),)), ()))
     assert cost.repeated_collectives_ms == pytest.approx(0.04)
     assert cost.repeated_collectives_count == 1
     assert cost.repeated_collectives_bytes == 16000
@@ -162,8 +162,7 @@ def test_the_price_states_them() -> None:
 
 
 def test_without_collectives_there_is_nothing_to_state() -> None:
-    cost = price(studied(thread(checkpointed_step(0))), ())
-    assert cost is not None
+    cost = present(price(studied(thread(checkpointed_step(0))), ()))
     assert cost.repeated_collectives_ms is cost.repeated_collectives_count is None
 
 

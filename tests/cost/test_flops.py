@@ -35,6 +35,7 @@ from recompute_scan.cost.flops import (
 from recompute_scan.recompute.study import study
 from recompute_scan.result import Flops
 from recompute_scan.trace import load
+from tests.present import present
 from tests.recompute.training import gradients, run, training_step
 from tests.trace_builder import Call, launch, op, studied, thread
 
@@ -196,9 +197,7 @@ def by_trace(training: Training, folder: Path) -> Flops:
         training.step()
     file = folder / "trace.json"
     profiler.export_chrome_trace(str(file))
-    flops = count_flops(study(load(file)), 10.0, None)
-    assert flops is not None
-    return flops
+    return present(count_flops(study(load(file)), 10.0, None))
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
@@ -293,9 +292,7 @@ def backward(calls: list[Call]) -> list[Call]:
 
 def flops_of(calls: list[Call], **how: Any) -> Flops:
     facts = studied(thread(training_step(0, *calls, *backward(calls))))
-    flops = count_flops(facts, how.pop("step_ms", 1.0), how.pop("device", None), **how)
-    assert flops is not None
-    return flops
+    return present(count_flops(facts, how.pop("step_ms", 1.0), how.pop("device", None), **how))
 
 
 def test_without_shapes_the_reason_is_given() -> None:
@@ -444,8 +441,7 @@ def test_an_unknown_device_has_no_utilisation_but_a_ratio() -> None:
     ],
 )
 def test_devices_by_the_names_that_drivers_give(device: str, bf16: float | None) -> None:
-    peak = peak_of(device)
-    assert peak is not None
+    peak = present(peak_of(device))
     assert peak.tflops.get("bf16") == bf16
 
 

@@ -18,6 +18,7 @@ from recompute_scan.recompute.study import study
 from recompute_scan.result import Cost
 from recompute_scan.trace import load
 from tests.cases.recorded import recorded
+from tests.present import present
 from tests.recompute.training import (
     SHAPE,
     checkpointed_step,
@@ -32,9 +33,7 @@ TWICE = dict.fromkeys(range(3), 2)
 
 
 def cost_of(*calls: Call, timed: tuple[float, ...] = ()) -> Cost:
-    cost = price(studied(thread(*calls)), timed)
-    assert cost is not None
-    return cost
+    return present(price(studied(thread(*calls)), timed))
 
 
 @pytest.mark.parametrize(
@@ -101,8 +100,7 @@ def test_the_step_time_says_how_sure_it_is() -> None:
     assert (single.step_low_ms, single.step_high_ms, single.steps) == (None, None, 1)
     recorded = cost_of(*(checkpointed_step(number) for number in range(3)))
     assert recorded.steps == 3
-    assert recorded.step_low_ms is not None
-    assert recorded.step_low_ms <= recorded.step_ms
+    assert present(recorded.step_low_ms) <= recorded.step_ms
 
 
 def test_steps_that_something_else_slowed_down_do_not_count() -> None:
@@ -133,8 +131,7 @@ def test_timed_steps_tell_what_the_profiler_takes() -> None:
     trace_ns = float(np.median([s.end - s.start for s in recorded.steps]))
     taken = []
     for share in (0.4, 0.6, 0.8):
-        base = prepare(recorded, np.full(10, share * trace_ns))
-        assert base is not None
+        base = present(prepare(recorded, np.full(10, share * trace_ns)))
         taken.append(base.overhead)
     assert taken[0] > taken[1] > taken[2] > 0
     assert taken[1] == pytest.approx(1000, rel=0.15)  # which makes 0.6 of the step what it was
@@ -167,8 +164,7 @@ def test_a_plain_trace_leaves_room_for_what_the_profiler_takes() -> None:
         whole = checkpointed_step(number, recomputes=TWICE)
         steps.append(dataclasses.replace(whole, inside=(wait(400), *whole.inside)))
     cost = cost_of(*steps)
-    assert cost.doubt_ms is not None
-    assert cost.doubt_ms["profiler"] > 0.01 * (cost.step_ms - cost.predicted_step_ms)
+    assert present(cost.doubt_ms)["profiler"] > 0.01 * (cost.step_ms - cost.predicted_step_ms)
 
 
 def test_a_single_step_leaves_room_for_others() -> None:
@@ -273,23 +269,19 @@ def test_what_was_queued_when_recording_began_is_in_no_step() -> None:
         )
     over = [max(times) for times in ends]
     assert (facts.work.unlaunched, facts.work.queued) == (len(ends[0]),) * 2 == (299, 299)
-    base = prepare(facts, np.array([]))
-    assert base is not None
+    base = present(prepare(facts, np.array([])))
     assert (base.graph.measured / 1e3).tolist() == pytest.approx(np.diff(over).tolist(), abs=1)
     assert base.error < 1e-4
-    cost = price(facts, [TWICE_MS] * 3)
-    assert cost is not None
+    cost = present(price(facts, [TWICE_MS] * 3))
     # 113.3 ms of a step are kernels; what the profiler makes the GPU wait is no part of it.
     assert cost.breakdown.other == pytest.approx(TWICE_MS - 113.3, abs=0.5)
-    assert cost.doubt_ms is not None
-    assert cost.doubt_ms["unattributed"] < 0.5
+    assert present(cost.doubt_ms)["unattributed"] < 0.5
     assert cost.predicted_low_ms < ONCE_MS < cost.predicted_high_ms
 
 
 def test_an_idle_gpu_leaves_the_price_to_the_host() -> None:
     lazy: Thread = thread(step(0, gpu_step(0), us=90_000.0))
-    cost = price(studied(lazy), ())
-    assert cost is not None
+    cost = present(price(studied(lazy), ()))
     assert cost.device == "cpu"
     assert any("GPU is idle" in said for said in cost.assumptions)
 

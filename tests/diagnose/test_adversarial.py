@@ -12,6 +12,7 @@ import pytest
 from recompute_scan.crash import Frame, Raised, RankEnd
 from recompute_scan.diagnose.checkpoint_errors import NO_INPUT_GRAD
 from recompute_scan.diagnose.outcome import diagnose_log, findings_of, lines_of, read_log
+from tests.present import present
 
 LIB = "/opt/conda/lib/python3.11/site-packages"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full."
@@ -510,8 +511,7 @@ def test_a_misleading_log_gets_no_wrong_cause(trap: Trap) -> None:
 
 def test_a_quoted_traceback_was_raised_first() -> None:
     (trap,) = (one for one in TRAPS if "worker raised, quoted" in one.name)
-    first = diagnose_log(read_log(lines_of(io.BytesIO(trap.text.encode())))).first
-    assert first is not None
+    first = present(diagnose_log(read_log(lines_of(io.BytesIO(trap.text.encode())))).first)
     assert [(error.summary.split(".")[0], error.frames[-1].file) for error in first.errors] == [
         ("KeyError: 'id'", "d.py"),
         ("KeyError: Caught KeyError in DataLoader worker process 0", "d.py"),
@@ -520,8 +520,7 @@ def test_a_quoted_traceback_was_raised_first() -> None:
 
 def test_a_traceback_in_the_launchers_summary_is_found() -> None:
     (trap,) = (one for one in TRAPS if "indented summary" in one.name)
-    first = diagnose_log(read_log(lines_of(io.BytesIO(trap.text.encode())))).first
-    assert first is not None
+    first = present(diagnose_log(read_log(lines_of(io.BytesIO(trap.text.encode())))).first)
     (error,) = first.errors
     assert (error.summary, [one.function for one in error.frames]) == ("KeyError: 'bleu'", ["main"])
 

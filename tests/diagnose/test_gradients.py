@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from recompute_scan.diagnose.outcome import HANGS, IN_RUNS, SIGNATURES, Diagnosis, finding_of
 from recompute_scan.frameworks.base import RANDOM_STATE
 from recompute_scan.frameworks.detect import Signature
+from tests.present import present
 
 Step = Callable[[nn.Sequential, Tensor], Tensor]
 ALL = (*SIGNATURES, *IN_RUNS, *HANGS)
@@ -33,8 +34,7 @@ def test_a_fix_that_touches_gradients_says_what_it_does_to_them(known: Signature
     if "preserve_rng_state=False" in known.fix:
         assert known.gradients == RANDOM_STATE
         assert "nothing in" in known.fix
-    fix = finding_of(Diagnosis(known, "high", ())).fix
-    assert fix is not None
+    fix = present(finding_of(Diagnosis(known, "high", ())).fix)
     assert fix.reason == (known.gradients or None)
 
 
@@ -118,8 +118,7 @@ def test_a_recompute_that_differs_goes_on_reentrantly_alone() -> None:
     out = checkpoint(run, x, use_reentrant=True)
     assert isinstance(out, Tensor)
     out.sum().backward()
-    assert x.grad is not None
-    assert x.grad.tolist() == [32.0] * 3  # of the fourth power; that of the square is 4
+    assert present(x.grad).tolist() == [32.0] * 3  # of the fourth power; that of the square is 4
     again = checkpoint(run, x, use_reentrant=False)
     assert isinstance(again, Tensor)
     with pytest.raises(torch.utils.checkpoint.CheckpointError):
@@ -130,5 +129,4 @@ def test_a_recompute_that_differs_goes_on_reentrantly_alone() -> None:
 def test_running_statistics_are_updated_once_more(reentrant: bool) -> None:
     norm = nn.BatchNorm1d(8)
     trained(block(norm, nn.Linear(8, 8)), checkpointed(reentrant=reentrant))
-    assert norm.num_batches_tracked is not None
-    assert int(norm.num_batches_tracked) == 2
+    assert int(present(norm.num_batches_tracked)) == 2

@@ -12,6 +12,7 @@ import pytest
 from recompute_scan.crash import Frame, Raised
 from recompute_scan.diagnose.outcome import LONGEST_LINE, Log, diagnose_log, lines_of, read_log
 from tests.diagnose.corpus import KNOWN, answer, diagnosed, expected
+from tests.present import present
 
 PLAIN = """\
 Traceback (most recent call last):
@@ -116,8 +117,7 @@ def test_what_follows_from_another_ranks_death_is_not_the_cause() -> None:
     text = "[rank0]: " + gone.replace("\n", "\n[rank0]: ") + "\n"
     text += "[rank1]: " + PLAIN.replace("\n", "\n[rank1]: ") + "\n"
     found = diagnose_log(read(text))
-    assert found.cause is not None
-    assert (found.cause.signature.code, found.cause.rank) == ("RS117", 1)
+    assert (present(found.cause).signature.code, present(found.cause).rank) == ("RS117", 1)
 
 
 @pytest.mark.parametrize(
@@ -226,18 +226,15 @@ def test_exceptions_of_a_group_are_read_and_the_group_is_not_the_cause() -> None
         "    +------------------------------------\n"
     )
     found = diagnose_log(read(text))
-    assert found.first is not None
-    (raised,) = found.first.errors
+    (raised,) = present(found.first).errors
     assert raised.name == "RuntimeError"
     assert raised.frames == (Frame("train.py", 3, "step", "loss.backward()"),)
-    assert found.cause is not None
-    assert found.cause.signature.code == "RS117"
+    assert present(found.cause).signature.code == "RS117"
 
 
 def test_what_a_process_raised_outranks_how_it_ended() -> None:
     found = diagnose_log(read(f"{PLAIN}\nSegmentation fault (core dumped)\n"))
-    assert found.cause is not None
-    assert found.cause.signature.code == "RS117"
+    assert present(found.cause).signature.code == "RS117"
 
 
 def test_a_message_without_a_traceback_is_recognised_with_less_confidence() -> None:
@@ -245,8 +242,7 @@ def test_a_message_without_a_traceback_is_recognised_with_less_confidence() -> N
     assert found.cause is not None
     assert (found.cause.signature.code, found.cause.confidence) == ("RS117", "low")
     bare = diagnose_log(read("KeyError: 'optimizer_states'\n"))
-    assert bare.cause is not None
-    assert (bare.cause.signature.code, bare.cause.confidence) == ("RS201", "low")
+    assert (present(bare.cause).signature.code, present(bare.cause).confidence) == ("RS201", "low")
 
 
 def test_an_empty_text_and_text_without_failures_give_nothing() -> None:
@@ -275,8 +271,7 @@ def test_a_long_log_streams() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     found = diagnose_log(log)
-    assert found.cause is not None
-    assert found.cause.signature.code == "RS117"
+    assert present(found.cause).signature.code == "RS117"
     assert peak < 2_000_000
     assert taken < 15
 
@@ -333,10 +328,8 @@ def test_frames_that_a_notebook_made_links_of_are_read() -> None:
         "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB\n"
     )
     found = diagnose_log(read(text))
-    assert found.cause is not None
-    assert found.first is not None
-    assert [one.function for one in found.first.errors[-1].frames] == ["step", "adamw"]
-    assert found.cause.signature.cause_name == "training"
+    assert [one.function for one in present(found.first).errors[-1].frames] == ["step", "adamw"]
+    assert present(found.cause).signature.cause_name == "training"
 
 
 def test_a_collective_that_timed_out_in_a_blocking_wait_is_read() -> None:
@@ -356,8 +349,7 @@ def test_a_copy_to_the_host_that_waits_for_nothing_asks_for_pinned_memory() -> N
         "RuntimeError: CUDA error: out of memory\n"
     )
     found = diagnose_log(read(text))
-    assert found.cause is not None
-    assert found.cause.signature.code == "RS127"
+    assert present(found.cause).signature.code == "RS127"
 
 
 @pytest.mark.parametrize(

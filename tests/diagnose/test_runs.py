@@ -9,6 +9,7 @@ import pytest
 
 from recompute_scan.result.run_record import read_run_info, run_info_name
 from tests.diagnose.cases import CASES, FORMS, HUNG, REPAIRED, Case, Ended, run_case
+from tests.present import present
 from tests.record.runs import TORCHRUN, run_plain, write_script
 from tests.result_schema import validate
 
@@ -73,8 +74,7 @@ def test_what_the_script_prints_and_its_status_are_pythons(name: str, ran: Ran) 
 @pytest.mark.slow
 def test_the_state_of_the_model_is_told(ran: Ran) -> None:
     ended = ran("kv_cache")
-    crash = ended.result.crash
-    assert crash is not None
+    crash = present(ended.result.crash)
     assert crash.phase == "while a checkpointed region was recomputed"
     (rank,) = crash.ranks
     (model, *_) = rank.models
@@ -87,12 +87,10 @@ def test_the_state_of_the_model_is_told(ran: Ran) -> None:
     assert model.checkpoints == ("2 x checkpoint wrapper around DecoderLayer, non-reentrant",)
     assert rank.regions == {"non-reentrant": 2}
     assert (rank.memory or {})["host_peak"] > 0
-    assert rank.place is not None
-    assert rank.place.startswith("train.py:")
+    assert present(rank.place).startswith("train.py:")
     (finding,) = ended.result.findings
-    assert finding.fix is not None
-    assert "use_cache=False" in finding.fix.summary
-    assert "RS001" in finding.fix.summary
+    assert "use_cache=False" in present(finding.fix).summary
+    assert "RS001" in present(finding.fix).summary
     page = (ended.folder / "report.html").read_text()
     assert "have different metadata than during the forward pass" in page
 
@@ -154,8 +152,7 @@ def test_a_save_that_hangs_names_both_places_and_keeps_what_was_recorded(ran: Ra
     saving, waiting = place["state = model.state_dict()"], place["dist.barrier()"]
     assert finding.evidence[0].startswith(f"rank 0: at {saving} (state = model.state_dict())")
     assert finding.evidence[1].startswith(f"rank 1: at {waiting} (dist.barrier())")
-    assert finding.fix is not None
-    assert "every rank" in finding.fix.summary
+    assert "every rank" in present(finding.fix).summary
     for rank in (0, 1):
         account = read_run_info(ended.folder / run_info_name(rank))
         assert (account.status, account.exit_status) == ("failed", HUNG)

@@ -22,14 +22,13 @@ from recompute_scan.fidelity.tensors import (
     table_of,
     unseen,
 )
+from tests.present import present
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool]
 
 
 def taken(tensor: torch.Tensor) -> Fingerprint:
-    found = unseen(fingerprint, tensor)
-    assert found is not None
-    return found
+    return present(unseen(fingerprint, tensor))
 
 
 def number(tensor: torch.Tensor) -> int:
@@ -77,8 +76,7 @@ def test_tensors_looked_at_as_they_lie_are_compared_in_one_order(
     assert not other.same_bits(straight)
     straight.let_go(keep=True)
     assert straight.same_bits(across)
-    apart = straight.distance(other)
-    assert apart is not None
+    apart = present(straight.distance(other))
     assert apart > 0
 
 
@@ -88,8 +86,7 @@ def test_tensors_looked_at_as_they_lie_are_compared_in_one_order(
     ids=["gaps", "one for many", "overlaps"],
 )
 def test_what_does_not_lie_in_one_piece_is_looked_at_as_it_counts(tensor: torch.Tensor) -> None:
-    lying = unseen(lying_print, tensor)
-    assert lying is not None
+    lying = present(unseen(lying_print, tensor))
     assert lying.order == ()
     assert lying.same_bits(taken(tensor.contiguous()))
 
@@ -127,8 +124,7 @@ def test_another_order_of_summation_is_rounding_and_another_mask_is_not() -> Non
     apart = taken(whole).distance(taken(sum((a @ b for a, b in parts), torch.zeros(64, 64))))
     assert apart is not None
     assert 0 < apart < taken(whole).rounding()
-    masked = taken(whole * (torch.rand_like(whole) > 0.1)).distance(taken(whole))
-    assert masked is not None
+    masked = present(taken(whole * (torch.rand_like(whole) > 0.1)).distance(taken(whole)))
     assert masked > taken(whole).rounding()
 
 
@@ -177,9 +173,8 @@ def test_one_element_that_differs_altogether_is_no_rounding(dtype: torch.dtype, 
     one = torch.randn(300, 1000).to(dtype)
     other = one.clone()
     other.view(-1)[place] = 100
-    apart = taken(one).distance(taken(other))
+    apart = present(taken(one).distance(taken(other)))
     exact = float((one - other).double().norm() / one.double().norm())
-    assert apart is not None
     assert apart == pytest.approx(exact, rel=0.2)
     assert apart > taken(one).rounding()
 
@@ -223,8 +218,7 @@ class Functions(TorchFunctionMode):
 def test_no_mode_of_the_script_sees_one_being_taken() -> None:
     tensor = torch.randn(100, requires_grad=True)
     with Dispatches() as dispatches, Functions() as functions:
-        found = unseen(fingerprint, tensor)
-        assert found is not None
+        found = present(unseen(fingerprint, tensor))
         sums = found.sums
     assert dispatches.seen == []
     assert functions.seen == []
@@ -470,8 +464,7 @@ def test_infinities_on_a_gpu_are_compared_where_they_are() -> None:
     other = one.clone()
     other[1, 1] += 1
     assert taken(one).distance(taken(one.clone())) == 0
-    apart = taken(one).distance(taken(other))
-    assert apart is not None
+    apart = present(taken(one).distance(taken(other)))
     assert apart > 0.01
     other[2, 2] = float("inf")
     assert taken(one).distance(taken(other)) == float("inf")

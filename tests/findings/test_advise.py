@@ -19,14 +19,14 @@ from recompute_scan.recompute.vocabulary import CHECKPOINT_FUNCTIONS
 from recompute_scan.result import Checkpoint, Fix
 from recompute_scan.result.patch import change_diff
 from recompute_scan.result.run_record import Source
+from tests.present import present
 
 CALL = "model.enable()"
 DELETE = (Edit("enable", "delete"),)
 
 
 def removal_diff(site: str, source: Source, edits: tuple[Edit, ...] = DELETE) -> str:
-    new = edited(source, edits)
-    assert new is not None
+    new = present(edited(source, edits))
     return change_diff(site, source, new)
 
 
@@ -93,9 +93,7 @@ N, R = "non-reentrant", "reentrant"
 
 def advised(*args: Any, **others: Any) -> Fix:
     """The advice, where there is some."""
-    fix = advise_removal(*args, **others)
-    assert fix is not None
-    return fix
+    return present(advise_removal(*args, **others))
 
 
 def checkpoint(depth: int, mechanism: str | None, variant: str | None = N) -> Checkpoint:
@@ -589,8 +587,7 @@ def test_of_two_levels_the_cheaper_goes_and_its_price_is_said(
     levels: Levels | None, removed: str, said: str
 ) -> None:
     fix = advised(_two_levels(), {}, run=RunFacts(levels=levels))
-    assert fix.removes is not None
-    assert fix.removes.call_site == removed
+    assert present(fix.removes).call_site == removed
     assert fix.disposition == "review"
     assert said in f"{fix.reason} {fix.keep}"
 

@@ -23,6 +23,7 @@ from recompute_scan.result.fidelity import (
 from recompute_scan.result.run_record import RunInfo
 from tests.fidelity.cases import CASES
 from tests.fidelity.compare import compare
+from tests.present import present
 from tests.recompute.training import plain_step
 from tests.trace_builder import loaded, thread
 
@@ -180,8 +181,7 @@ def test_a_check_that_is_off_is_told_with_what_the_step_has_shown() -> None:
 
 def test_what_keeping_the_random_state_takes_is_told() -> None:
     (finding,) = of_case("dropout, state dropped, non-reentrant")
-    assert finding.fix is not None
-    assert re.search(r"takes about 0\.\d+ ms of a step", finding.fix.reason or "")
+    assert re.search(r"takes about 0\.\d+ ms of a step", present(finding.fix).reason or "")
 
 
 def test_of_several_ranks_the_one_with_wrong_gradients_speaks() -> None:
@@ -195,8 +195,7 @@ def test_of_several_ranks_the_one_with_wrong_gradients_speaks() -> None:
 
 def test_where_nothing_else_was_done_the_rules_on_the_run_answer() -> None:
     fidelity, _, untrained = compare(BY_NAME["dropout, state dropped, reentrant"])
-    found = result_by_hooks(replace(info(fidelity), trace=None, untrained=untrained))
-    assert found is not None
+    found = present(result_by_hooks(replace(info(fidelity), trace=None, untrained=untrained)))
     assert found.verdict == "inconclusive"
     assert {one.code for one in found.findings} == {"RS401"}
     assert "No: the recomputes of" in found.headline
@@ -208,13 +207,11 @@ def test_where_nothing_else_was_done_the_rules_on_the_run_answer() -> None:
 
 def test_a_gate_on_gradients_alone_needs_no_count() -> None:
     fidelity, _, _ = compare(BY_NAME["dropout, state kept, reentrant"])
-    found = result_by_hooks(info(fidelity))
-    assert found is not None
+    found = present(result_by_hooks(info(fidelity)))
     assert judge(found, Policy(doubled=False, wrong_gradients=True)).status == 0
     assert judge(found, Policy(wrong_gradients=True)).status == 4
     unseen = replace(
         fidelity.regions[0], untold=("The region ran while a CUDA graph was captured.",)
     )
-    partly = result_by_hooks(info(Fidelity((unseen,))))
-    assert partly is not None
+    partly = present(result_by_hooks(info(Fidelity((unseen,)))))
     assert judge(partly, Policy(doubled=False, wrong_gradients=True)).status == 4

@@ -19,6 +19,7 @@ from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Finding
 from recompute_scan.result.run_record import Source
 from tests.cost.test_price import gpu_step
+from tests.present import present
 from tests.recompute.training import checkpointed_step, marked_step, plain_step
 from tests.trace_builder import op, step, studied, thread
 
@@ -62,8 +63,7 @@ def statuses(facts: RecomputeFacts) -> dict[str, str]:
 def test_a_gpu_that_idles_is_not_taken_for_a_cpu() -> None:
     """Its step is priced on the host, and its memory is still the GPU's."""
     idle = studied(thread(step(0, gpu_step(0), us=90_000.0)))
-    cost = price(idle, ())
-    assert cost is not None
+    cost = present(price(idle, ()))
     assert cost.device == "cpu"
     for facts, why in ((idle, "does not show memory"), (marked(recomputes=2), "ran on the CPU")):
         with pytest.raises(NotApplicable, match=why):
@@ -77,9 +77,8 @@ def test_doubled_checkpoint_names_both_and_gives_the_diff() -> None:
     assert any("non-reentrant at train.py:31" in line for line in finding.evidence)
     assert any("reentrant at train.py:24" in line for line in finding.evidence)
     assert finding.fix is not None
-    assert finding.fix.diff is not None
-    assert "-model.gradient_checkpointing_enable()" in finding.fix.diff.splitlines()
-    assert "+++ b/train.py" in finding.fix.diff
+    assert "-model.gradient_checkpointing_enable()" in present(finding.fix.diff).splitlines()
+    assert "+++ b/train.py" in present(finding.fix.diff)
     assert "train.py:24" in finding.fix.remove
 
 

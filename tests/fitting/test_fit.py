@@ -21,6 +21,7 @@ from recompute_scan.fitting import control
 from recompute_scan.fitting.control import Fitted
 from tests.fitting.models import LIMIT, WORDS, Net, alike, loss_of, train
 from tests.plan.oracle import Saved
+from tests.present import present
 from tests.record.runs import record_target, run_plain, write_script
 
 KINDS = """plain, recurrent, dropout, batch, batch dropout averaged, counts, average, spectral,
@@ -41,8 +42,7 @@ def _alone() -> Iterator[None]:
 
 
 def fitted(model: Any) -> Fitted:
-    found = recompute_scan.fitted(model)
-    assert found is not None
+    found = present(recompute_scan.fitted(model))
     assert found.failure is None
     return found
 
@@ -118,10 +118,8 @@ def test_the_peak_is_the_predicted_one_and_within_the_limit() -> None:
     tokens = torch.randint(0, WORDS, (4, 16))
     for limit in ("50%", "70%", "95%"):
         model, _ = train(fit=limit)
-        plan = fitted(model).plan
-        assert plan is not None
-        assert plan.budget_bytes is not None
-        assert plan.plan.peak_bytes <= plan.budget_bytes
+        plan = present(fitted(model).plan)
+        assert plan.plan.peak_bytes <= present(plan.budget_bytes)
         assert peak_of(model, tokens) == plan.plan.peak_bytes
 
 
@@ -334,8 +332,7 @@ def test_a_frozen_layer_that_is_trained_later_is_planned_again() -> None:
         loss_of(model, tokens).backward()
         optimizer.step()
         optimizer.zero_grad()
-    plan = fitted(model).plan
-    assert plan is not None
+    plan = present(fitted(model).plan)
     assert peak_of(model, tokens) == plan.plan.peak_bytes
 
 

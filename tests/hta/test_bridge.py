@@ -13,6 +13,7 @@ from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.hta_bridge import break_down, to_hta
 from recompute_scan.report.render import render_html, render_markdown, render_text
 from recompute_scan.trace import Kind, Trace, load
+from tests.present import present
 from tests.recompute.training import training_step
 from tests.trace_builder import launch, loaded, op, thread
 
@@ -40,8 +41,7 @@ def busy_by_hand(trace: Trace) -> tuple[float, float]:
 @pytest.mark.parametrize("name", ON_GPU)
 def test_its_breakdown_of_our_frames_is_the_one_by_hand(name: str) -> None:
     trace = load(PUBLIC / name)
-    found = break_down(trace)
-    assert found is not None
+    found = present(break_down(trace))
     whole, busy = busy_by_hand(trace)
     assert found.kernel_time_ms == pytest.approx(whole, rel=1e-6)
     assert found.idle_pct == pytest.approx(100 * (1 - busy / whole), abs=0.02)
@@ -58,8 +58,7 @@ def test_overlap_and_kinds_of_kernels() -> None:
         op("c10d::allreduce_", launch("ncclDevKernel_AllReduce", 8000.0, stream=9, at=5000.0)),
         op("aten::copy_", launch("Memcpy DtoD", 2000.0, at=13_000.0, category="gpu_memcpy")),
     ]
-    found = break_down(loaded(thread(training_step(0, *calls))))
-    assert found is not None
+    found = present(break_down(loaded(thread(training_step(0, *calls)))))
     assert found.kernel_time_ms == pytest.approx(14.0)
     assert found.overlap_pct == pytest.approx(75.0)
     assert found.compute_pct == pytest.approx(100 * 10 / 14, abs=0.01)
@@ -74,8 +73,7 @@ def test_overlap_and_kinds_of_kernels() -> None:
 
 
 def test_without_communication_the_overlap_is_unknown() -> None:
-    found = break_down(loaded(thread(op("aten::mm", launch("gemm", 10.0)))))
-    assert found is not None
+    found = present(break_down(loaded(thread(op("aten::mm", launch("gemm", 10.0))))))
     assert found.overlap_pct is None
 
 
@@ -106,12 +104,10 @@ def test_the_report_shows_it_and_its_logger_stays_silent(
 @pytest.mark.parametrize("name", ON_GPU)
 def test_our_own_count_agrees(name: str) -> None:
     """Up to what it rounds: percentages to two digits."""
-    hta = analyse([PUBLIC / name], hta=True).hta
-    assert hta is not None
-    assert hta.own is not None
-    assert hta.own.kernel_time_ms == pytest.approx(hta.kernel_time_ms, rel=1e-6)
+    hta = present(analyse([PUBLIC / name], hta=True).hta)
+    assert present(hta.own).kernel_time_ms == pytest.approx(hta.kernel_time_ms, rel=1e-6)
     for part in ("idle_pct", "compute_pct", "non_compute_pct", "overlap_pct"):
-        theirs, ours = getattr(hta, part), getattr(hta.own, part)
+        theirs, ours = getattr(hta, part), getattr(present(hta.own), part)
         assert (ours is None) == (theirs is None)
         assert ours is None or ours == pytest.approx(theirs, abs=0.02), part
 

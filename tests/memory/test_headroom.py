@@ -10,6 +10,7 @@ import pytest
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.cost.flops import Machine
 from recompute_scan.result import Checked, Finding, Memory, Result
+from tests.present import present
 from tests.recompute.training import training_step
 from tests.trace_builder import Call, document, launch, node, op, thread
 
@@ -125,18 +126,15 @@ def status(result: Result, code: str) -> Checked:
 
 
 def memory_of(result: Result) -> Memory:
-    assert result.memory is not None
-    return result.memory
+    return present(result.memory)
 
 
 def test_all_layers_stop_where_there_is_memory_for_all(tmp_path: Path) -> None:
     result = analyse([Scene().write(tmp_path)])
-    memory, finding = memory_of(result), found(result, "RS301")
+    memory, finding = memory_of(result), present(found(result, "RS301"))
     assert [one.saved_bytes for one in memory.regions] == list(SAVED)
-    assert finding is not None
     assert finding.title.startswith("3 of 3 blocks")
-    assert result.cost is not None
-    assert finding.saving_ms == pytest.approx(result.cost.breakdown.recompute, rel=0.01)
+    assert finding.saving_ms == pytest.approx(present(result.cost).breakdown.recompute, rel=0.01)
     assert memory.plans[0].regions == ()
     assert memory.plans[-1].regions == (0, 1, 2)
 
@@ -146,14 +144,11 @@ def test_the_plan_is_the_best_that_fits(tmp_path: Path) -> None:
     # Today's peak is in the recompute of the largest layer; 250 MiB more hold no three of them.
     peak = BASE + 300 * MIB
     result = analyse([Scene(memory=round((peak + 250 * MIB) / 0.9)).write(tmp_path)])
-    memory, finding = memory_of(result), found(result, "RS301")
-    assert memory.chosen is not None
-    plan = memory.plans[memory.chosen]
+    memory, finding = memory_of(result), present(found(result, "RS301"))
+    plan = memory.plans[present(memory.chosen)]
     assert plan.peak_bytes <= (memory.budget_bytes or 0)
     assert len(plan.regions) == 2
-    assert finding is not None
-    assert finding.fix is not None
-    assert finding.fix.disposition == "review"
+    assert present(finding.fix).disposition == "review"
 
 
 def test_of_like_layers_the_last_ones_stop_whatever_one_of_them_took(tmp_path: Path) -> None:
@@ -162,8 +157,7 @@ def test_of_like_layers_the_last_ones_stop_whatever_one_of_them_took(tmp_path: P
         memory=round((peak + 110 * MIB) / 0.9), saved=(100 * MIB,) * 3, us=(1010.0, 990.0, 1000.0)
     )
     memory = memory_of(analyse([scene.write(tmp_path)]))
-    assert memory.chosen is not None
-    assert memory.plans[memory.chosen].regions == (1, 2)
+    assert memory.plans[present(memory.chosen)].regions == (1, 2)
 
 
 def test_without_memory_left_nothing_is_advised(tmp_path: Path) -> None:
@@ -197,20 +191,18 @@ def test_a_given_capacity_stands_above_the_traces(tmp_path: Path) -> None:
 def test_redundant_recomputes_are_not_gained_twice(tmp_path: Path) -> None:
     """What RS001 saves is not RS301's: the plan begins at the step after that fix."""
     result = analyse([Scene(recomputes=(2, 2, 2)).write(tmp_path)])
-    finding = found(result, "RS301")
-    assert result.cost is not None
-    assert finding is not None
-    assert finding.saving_ms == pytest.approx(result.cost.breakdown.recompute, rel=0.01)
-    assert memory_of(result).plans[0].step_ms == pytest.approx(result.cost.predicted_step_ms)
+    finding, cost = present(found(result, "RS301")), present(result.cost)
+    assert finding.saving_ms == pytest.approx(cost.breakdown.recompute, rel=0.01)
+    assert memory_of(result).plans[0].step_ms == pytest.approx(cost.predicted_step_ms)
 
 
 def test_attention_that_is_recomputed_can_be_kept(tmp_path: Path) -> None:
     result = analyse([Scene().write(tmp_path)])
-    finding = found(result, "RS302")
-    assert finding is not None
-    assert result.cost is not None
+    finding = present(found(result, "RS302"))
     # One of four recomputed kernels of equal length; 2 * 4 * 64 rows of 16 numbers and a sum.
-    assert finding.saving_ms == pytest.approx(result.cost.breakdown.recompute / 4, rel=0.02)
+    assert finding.saving_ms == pytest.approx(
+        present(result.cost).breakdown.recompute / 4, rel=0.02
+    )
     assert f"{3 * 2 * 4 * 64 * (16 * 2 + 4) / 1024:.1f} KiB" in finding.title
     assert "They fit" in finding.detail
     assert finding.evidence[0].endswith("aten::_scaled_dot_product_flash_attention")

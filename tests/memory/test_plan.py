@@ -13,6 +13,7 @@ from recompute_scan.recompute.study import study
 from recompute_scan.trace import load
 from recompute_scan.trace.allocations import Allocations, allocations, read_allocations
 from tests.memory.layers import WIDTHS, record_step
+from tests.present import present
 from tests.recompute.training import checkpointed_step
 from tests.report import sample_results
 from tests.trace_builder import studied, thread
@@ -48,8 +49,7 @@ def test_what_is_held_counts_only_while_it_is() -> None:
     first, last = Held(0, 50, start=0, end=90), Held(1, 50, start=10, end=20)
     model = model_of(footprint([0, 15, 30], [100, 120, 200], first, last), [1.0, 1.0])
     assert [peak(model), peak(model, 1), peak(model, 0)] == [200, 200, 250]
-    choice = model.solve(budget=200)
-    assert choice is not None
+    choice = present(model.solve(budget=200))
     assert np.flatnonzero(choice == KEEP).tolist() == [1]
 
 
@@ -85,8 +85,7 @@ def recorded() -> Iterator[Record]:
         def record(file: Path, *stopped: int, reentrant: bool = False) -> Recorded:
             truth = pool.apply(record_step, (file, stopped, reentrant))
             trace = load(file)
-            found = read_allocations(file, trace)
-            assert found is not None
+            found = present(read_allocations(file, trace))
             return measure_memory(study(trace), found), found, truth
 
         yield record
@@ -118,8 +117,7 @@ def test_a_plan_takes_the_memory_that_it_says(
     model = model_of(measured, [float(width) for width in WIDTHS])
     low, high = peak(model), peak(model, *range(len(WIDTHS)))
     budget = round(low + share * (high - low))
-    choice = model.solve(budget=budget)
-    assert choice is not None
+    choice = present(model.solve(budget=budget))
     after, *_ = recorded(tmp_path / "after.json", *np.flatnonzero(choice == KEEP).tolist())
     assert after.peak_allocated == pytest.approx(model.peak(choice), rel=0.05)
     assert after.peak_allocated <= 1.05 * budget

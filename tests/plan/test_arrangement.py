@@ -18,6 +18,7 @@ from recompute_scan.result.run_record import (
     Rehearsal,
     Storage,
 )
+from tests.present import present
 
 
 def rehearsal(
@@ -144,15 +145,13 @@ def test_the_solver_finds_what_trying_everything_finds(
     assert model.least() == min(peaks)
     for part in (0.0, 0.3, 0.6, 0.9, 1.0):
         budget = round(min(peaks) + part * (max(peaks) - min(peaks)))
-        found = model.solve(budget=budget)
-        assert found is not None
+        found = present(model.solve(budget=budget))
         assert model.peak(found) <= budget
         best = min(
             model.step_ms(one) for one, peak in zip(every, peaks, strict=True) if peak <= budget
         )
         assert model.step_ms(found) == pytest.approx(best)
-        smallest = model.solve(step_ms=model.step_ms(found) + 1e-6)
-        assert smallest is not None
+        smallest = present(model.solve(step_ms=model.step_ms(found) + 1e-6))
         fast = (one for one in every if model.step_ms(one) <= model.step_ms(found) + 1e-6)
         assert model.peak(smallest) == min(map(model.peak, fast))
     assert model.solve(budget=min(peaks) - 1) is None

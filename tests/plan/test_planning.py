@@ -34,6 +34,7 @@ from tests.plan.device import Device
 from tests.plan.oracle import peak_of
 from tests.plan.rehearsed import SCRIPT, all_choices, arranged, some_choices
 from tests.plan.scripts import CASES, arrange, build
+from tests.present import present
 from tests.record.runs import tool
 from tests.report import sample_results
 
@@ -57,9 +58,7 @@ def test_a_plan_keeps_its_budget_and_holds_what_was_said(
     today = CASES[name].today
     done = plan(tmp_path, "--memory", memory, str(SCRIPT), name)
     assert done.returncode == 0, done.stderr
-    made = from_json((tmp_path / "out" / "result.json").read_bytes()).plan
-    assert made is not None
-    assert made.budget_bytes is not None
+    made = present(from_json((tmp_path / "out" / "result.json").read_bytes()).plan)
     model, step = build(CASES[name])
     assert [one.module for one in made.modules] == model.names()
     arrange(model, today)
@@ -69,7 +68,7 @@ def test_a_plan_keeps_its_budget_and_holds_what_was_said(
     assert on
     arrange(model, ",".join(on))
     peak = peak_of(model, step)
-    assert peak <= made.budget_bytes
+    assert peak <= present(made.budget_bytes)
     assert made.plan.peak_bytes == pytest.approx(peak, rel=0.001)
     assert made.proof.peak_bytes == peak
     assert made.proof.outcome in ("fits", "helps", "no-gain", "slower", "unclear")
@@ -96,8 +95,7 @@ def test_what_the_script_does_today_is_not_measured_again(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "The script already does this." in said
-    made = from_json((tmp_path / "out" / "result.json").read_bytes()).plan
-    assert made is not None
+    made = present(from_json((tmp_path / "out" / "result.json").read_bytes()).plan)
     assert made.as_today
     kept = sorted(one.name for one in (tmp_path / "out" / "plan").iterdir())
     assert kept == ["rehearsal-1", "rehearsal-2"]
@@ -288,14 +286,12 @@ def test_a_rehearsal_offloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert 0 < sum(one.size for one in outside) == arm_of_way(shown.arms, "offload").saved_bytes
     planner = Planner(ranks, Wish("bytes", 0, ""))
     most = planner.arrangements.peak(planner.arrangements.everything)
-    chosen = planner.arrangements.solve(budget=most - 1)
-    assert chosen is not None
+    chosen = present(planner.arrangements.solve(budget=most - 1))
     names = [one.module for one, how in zip(shown.candidates, chosen, strict=True) if how]
     assert set(chosen[chosen > 0]) == {OFFLOAD}  # the copies are a fraction of the recomputes here
     arms = ArmWanted("today"), ArmWanted("chosen", offloaded=tuple(names))
     (proof,) = runs.run("proof", arms)
-    peak = arm_of_way(proof.arms, "chosen").saved_bytes
-    assert peak is not None
+    peak = present(arm_of_way(proof.arms, "chosen").saved_bytes)
     assert peak <= planner.arrangements.peak(chosen) < most
 
 
@@ -417,8 +413,7 @@ def test_a_script_that_fits_only_with_checkpoints(tmp_path: Path) -> None:
     printed = " ".join(done.stdout.split())
     assert "The script failed in a step without checkpoints." in printed
     assert "Rejected: the script ran out of memory with it." in printed
-    made = from_json((tmp_path / "out" / "result.json").read_bytes()).plan
-    assert made is not None
+    made = present(from_json((tmp_path / "out" / "result.json").read_bytes()).plan)
     assert made.proof == PlanProof("does-not-fit")
     assert made.most.peak_bytes == most
     assert made.most.step_ms < made.plan.step_ms
@@ -472,8 +467,7 @@ def test_a_result_that_is_written_into_is_not_kept(tmp_path: Path) -> None:
     )
     done = plan(tmp_path, "--no-verify", "--memory", "95%", str(script))
     assert done.returncode == 0, done.stderr
-    made = from_json((tmp_path / "out" / "result.json").read_bytes()).plan
-    assert made is not None
+    made = present(from_json((tmp_path / "out" / "result.json").read_bytes()).plan)
     assert len(made.modules) == 3
     assert not any(one.selective for one in made.modules)
     said = (tmp_path / "out" / "plan" / "rehearsal-1" / "output.txt").read_text("utf-8")

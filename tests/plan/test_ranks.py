@@ -8,6 +8,7 @@ import pytest
 from recompute_scan.cost.plan import arm_of_way
 from recompute_scan.result import from_json
 from recompute_scan.result.run_record import read_rehearsals
+from tests.present import present
 from tests.record.runs import tool
 
 # Each rank prints for every step how often each of its layers ran in the backward pass.
@@ -67,15 +68,13 @@ def test_a_plan_is_made_for_all_ranks_and_proven_on_each(tmp_path: Path) -> None
     arguments = ["--timing-steps", "2", "--steps", "1", "--nproc-per-node", "2", "-o", str(out)]
     done = tool(Path.cwd(), "plan", *arguments, "--memory", "180%", script)
     assert done.returncode == 0, done.stderr
-    made = from_json((out / "result.json").read_bytes()).plan
-    assert made is not None
-    assert made.budget_bytes is not None
+    made = present(from_json((out / "result.json").read_bytes()).plan)
     assert made.proof.ranks == 2
     proof = max((out / "plan").glob("proof-*"))
     shown = read_rehearsals(proof)
     peaks = [arm_of_way(one.arms, "chosen").saved_bytes or 0 for one in shown]
     assert peaks[0] < peaks[1] == made.proof.peak_bytes == made.plan.peak_bytes
-    assert peaks[1] <= made.budget_bytes
+    assert peaks[1] <= present(made.budget_bytes)
     planned = [int(one.recompute) for one in made.modules]
     assert 0 < sum(planned) < 4
     lines = (proof / "output.txt").read_text("utf-8").splitlines()

@@ -15,6 +15,7 @@ from recompute_scan.recompute.study import study
 from recompute_scan.result import from_json
 from tests.cases import device
 from tests.cases.nesting import CASES
+from tests.present import present
 from tests.record.runs import run_within
 
 ROOT = Path(__file__).parents[2]
@@ -92,10 +93,8 @@ def test_recorded_by_run(name: str, tmp_path: Path) -> None:
     result = from_json((tmp_path / "out" / "result.json").read_bytes())
     assert (result.verdict, result.evidence_level) == (case.verdict, "annotated")
     assert result.confidence == "high"
-    assert result.cost is not None
-    assert result.cost.step_source == "timed"
-    assert result.fidelity is not None
-    assert result.fidelity.why_not_compared is None
+    assert present(result.cost).step_source == "timed"
+    assert present(result.fidelity).why_not_compared is None
 
 
 # A script on the device; what records it follows, then its loop.
@@ -160,9 +159,7 @@ def test_the_fix_is_verified_there(tmp_path: Path) -> None:
            "--timing-steps", "2", "--verify", "-o", "out", "train.py")  # fmt: skip
     result = from_json((tmp_path / "out" / "result.json").read_bytes())
     assert result.verdict == "doubled"
-    assert result.verified is not None
-    assert result.verified.gradients is not None
-    assert result.verified.gradients.status == "equal"
+    assert present(present(result.verified).gradients).status == "equal"
 
 
 @pytest.mark.slow
@@ -172,6 +169,5 @@ def test_llama_of_hugging_face(tmp_path: Path) -> None:
            "--timing-steps", "2", "-o", "out", "train.py")  # fmt: skip
     result = from_json((tmp_path / "out" / "result.json").read_bytes())
     assert (result.verdict, result.confidence) == ("full", "high")
-    assert result.fidelity is not None
-    assert result.fidelity.why_not_compared is None
-    assert all(not region.differences for region in result.fidelity.regions)
+    assert present(result.fidelity).why_not_compared is None
+    assert all(not region.differences for region in present(result.fidelity).regions)

@@ -19,6 +19,7 @@ from tests.cases.marked import annotating
 from tests.cases.model import Model, Oracle
 from tests.cases.recorded import recorded
 from tests.effort import some
+from tests.present import present
 from tests.recompute.test_accuracy import answer
 
 BUFFERED, QUANTISED, TREE, TILES = "PinnedStash", "Int8Input", "TreeKept", "TiledPart"
@@ -95,9 +96,8 @@ def test_the_count_is_the_truth_and_each_function_is_named_where_it_stands(case:
 
 def test_two_functions_are_not_one_applied_twice() -> None:
     (finding,) = (one for one in answer("int8_round_buffered").findings if one.code == "RS001")
-    assert finding.fix is not None
-    assert QUANTISED in finding.fix.keep
-    assert BUFFERED in finding.fix.remove
+    assert QUANTISED in present(finding.fix).keep
+    assert BUFFERED in present(finding.fix).remove
 
 
 def looked_at(oracle: Oracle, device: torch.device) -> TrainingStep:
@@ -135,8 +135,7 @@ def held_from_forward(oracle: Oracle, device: torch.device) -> TrainingStep:
             del x
             ctx.held = held  # type: ignore[attr-defined]
             held.run_again()
-            assert held.output is not None
-            return held.output.detach()
+            return present(held.output).detach()
 
     def step() -> None:
         x: Tensor = model.embedding(tokens)

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recompute_scan.recompute.kernel_order import Pass, passes_by_order, passes_by_thread
+from tests.present import present
 from tests.recompute.attention_traces import Group, backward_pass, each_layer, multiplicity
 
 SPELLED = {"forward": "F", "recompute": "R", "backward": "B"}
@@ -36,9 +37,7 @@ def by_order(layers: int, groups: list[Group], times: int = 1) -> list[str]:
 def test_other_groups_by_thread(
     layers: int, groups: list[Group], highest: int, whole: bool
 ) -> None:
-    passes = passes_by_thread(by_thread(layers, groups))
-    assert passes is not None
-    (found,) = passes
+    (found,) = present(passes_by_thread(by_thread(layers, groups)))
     truth = multiplicity(layers, groups)
     assert max(truth) == highest == found.highest
     assert found.again == sum(truth)
@@ -68,8 +67,7 @@ def crosses(one: Group, other: Group) -> bool:
 def test_by_thread_never_more_than_the_truth(plan: tuple[int, list[Group]], times: int) -> None:
     layers, groups = plan
     truth = multiplicity(layers, groups)
-    found = passes_by_thread(by_thread(layers, groups, times))
-    assert found is not None
+    found = present(passes_by_thread(by_thread(layers, groups, times)))
     assert len(found) == times
     for one in found:
         assert (one.layers, one.again) == (layers, sum(truth))
@@ -92,8 +90,7 @@ def test_a_recording_cut_within_passes(layers: int, levels: int, head: int, tail
     events = by_order(layers, each_layer(layers, levels), 4)
     length = len(events) // 4
     cut = events[head % length : len(events) - tail % length]
-    found = passes_by_order(cut, cut=True)
-    assert found is not None
+    found = present(passes_by_order(cut, cut=True))
     assert set(found) == {Pass((levels,) * layers)}
 
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 import recompute_scan
 from recompute_scan.annotations import RegionAnnotation, parse_recompute, parse_region
 from recompute_scan.result.run_record import RunInfo, read_run_info, run_info_name
+from tests.present import present
 
 FIRST_WORD = "recompute-scan: step 2 of "
 # The shortest recording that has everything.
@@ -162,11 +163,9 @@ def _forked(folder: Path, target: str, args: list[str], options: dict[str, Any])
         chosen = {"output": str(folder / "out"), **options, "target": target, "args": args}
         job = {"script": str(folder / target), "options": chosen, **files}
         zygote = _zygote()
-        assert zygote.stdin is not None
-        assert zygote.stdout is not None
-        zygote.stdin.write(json.dumps({**job, "environment": plain_environment()}) + "\n")
-        zygote.stdin.flush()
-        status = json.loads(zygote.stdout.readline())[0]
+        present(zygote.stdin).write(json.dumps({**job, "environment": plain_environment()}) + "\n")
+        present(zygote.stdin).flush()
+        status = json.loads(present(zygote.stdout).readline())[0]
         return status, Path(files["out"]).read_text(), Path(files["err"]).read_text()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.result import Result, from_json
+from tests.present import present
 from tests.record.runs import tool
 
 pytestmark = pytest.mark.slow
@@ -111,8 +112,7 @@ def test_the_diff_changes_the_verdict_and_not_the_losses(
     before, losses_before = scanned(tmp_path, name, *args)
     assert (before.verdict, before.recompute_per_backward) == ("doubled", 2.0)
     (finding,) = [finding for finding in before.findings if finding.code == "RS001"]
-    assert finding.fix is not None
-    assert finding.fix.diff is not None
+    assert present(finding.fix).diff is not None
     subprocess.run(["git", "apply", "--check", "out/fix.patch"], cwd=tmp_path, check=True)
     assert tool(tmp_path, "fix", "out", "--apply", "--yes").returncode == 0
     after, losses_after = scanned(tmp_path, name, *args)
@@ -134,10 +134,8 @@ def test_a_model_that_doubles_by_itself_is_told_how_not_to(tmp_path: Path) -> No
     (tmp_path / "swin.py").write_text(SWIN.replace("CHANGE", ""))
     before, losses_before = scanned(tmp_path, "swin.py")
     assert (before.verdict, before.recompute_per_backward) == ("doubled", 2.0)
-    fix = next(finding.fix for finding in before.findings if finding.code == "RS001")
-    assert fix is not None
-    told = re.search(r"set gradient_checkpointing = False on each (\w+) ", fix.summary)
-    assert told is not None
+    fix = present(next(finding.fix for finding in before.findings if finding.code == "RS001"))
+    told = present(re.search(r"set gradient_checkpointing = False on each (\w+) ", fix.summary))
     change = (
         f"for one in model.modules():\n    if type(one).__name__ == {told[1]!r}:\n"
         "        one.gradient_checkpointing = False"

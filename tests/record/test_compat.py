@@ -12,17 +12,16 @@ from torch._C import _distributed_c10d as c10d
 
 from recompute_scan.record import torch_versions
 from recompute_scan.record.origins import Arguments
+from tests.present import present
 
 SPREAD = "_checkpoint_without_reentrant_generator"
 PACKED = "_checkpoint_without_reentrant_generator_impl"
 
 
 def _as_imported_now() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compat_again", torch_versions.__file__)
-    assert spec is not None
-    assert spec.loader is not None
+    spec = present(importlib.util.spec_from_file_location("compat_again", torch_versions.__file__))
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    present(spec.loader).exec_module(module)
     return module
 
 
@@ -38,8 +37,7 @@ def test_the_question_whether_torch_compiles_has_another_place_up_to_2_2(
 
 
 def test_the_generator_that_checkpoint_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = torch_versions.generator_name()
-    assert name is not None
+    name = present(torch_versions.generator_name())
     original, called = getattr(torch_checkpoint, name), []
 
     def generator(function: Any, *args: Any, **kwargs: Any) -> Any:

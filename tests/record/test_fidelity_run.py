@@ -8,6 +8,7 @@ import pytest
 
 from recompute_scan.cli import main
 from recompute_scan.result import Result, from_json
+from tests.present import present
 from tests.record.runs import QUICK, tool
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dropout_bert.py"
@@ -27,22 +28,15 @@ def test_the_fault_is_named_measured_and_repaired_by_the_diff(tmp_path: Path) ->
     (finding,) = [one for one in wrong.findings if one.code == "RS401"]
     assert "sdpa_attention.py" in finding.detail
     assert "attention.self" in finding.detail
-    assert wrong.verified is not None
-    assert wrong.verified.gradients is not None
-    assert wrong.verified.gradients.status == "different"
-    assert any((one.distance or 0) > 0.1 for one in wrong.verified.gradients.worst)
-    assert finding.fix is not None
-    assert finding.fix.diff is not None
-    subprocess.run(
-        ["git", "apply", "-"], cwd=tmp_path, input=finding.fix.diff, text=True, check=True
-    )
+    gradients = present(present(wrong.verified).gradients)
+    assert gradients.status == "different"
+    assert any((one.distance or 0) > 0.1 for one in gradients.worst)
+    diff = present(present(finding.fix).diff)
+    subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=diff, text=True, check=True)
     right = run(tmp_path, "--verify")
     assert not [one for one in right.findings if one.wrong_gradients]
-    assert right.verified is not None
-    assert right.verified.gradients is not None
-    assert right.verified.gradients.status == "equal"
-    assert right.fidelity is not None
-    assert all(not one.differences for one in right.fidelity.regions)
+    assert present(present(right.verified).gradients).status == "equal"
+    assert all(not one.differences for one in present(right.fidelity).regions)
 
 
 @pytest.mark.slow

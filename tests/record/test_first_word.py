@@ -8,6 +8,7 @@ import pytest
 
 from recompute_scan import analyze
 from recompute_scan.result.run_record import Counted
+from tests.present import present
 from tests.record.runs import LAYERS, record_script
 
 # Each step prints how often a layer ran again for each run in the forward pass.
@@ -91,8 +92,7 @@ def test_a_block_among_others_and_its_event(tmp_path: Path) -> None:
 def test_a_warm_up_of_one_step_is_counted_itself(tmp_path: Path) -> None:
     recorded = record_script(tmp_path, script(BODIES["R in N"]), warmup=1, steps=1)
     assert "step 1 of 4: all 4 checkpointed blocks run again twice" in said(recorded.told)
-    counted = recorded.info.counted
-    assert counted is not None
+    counted = present(recorded.info.counted)
     assert (counted.step, counted.ratios, counted.others) == (1, (2.0,) * 4, 0)
 
 
@@ -114,8 +114,7 @@ def test_each_of_several_backward_passes_counts_alone(tmp_path: Path) -> None:
         )
         assert f"ran again {2 * ratio}" in recorded.stdout
         assert f"{WORDS[ratio]} in each of up to 2 backward passes" in said(recorded.told)
-        assert recorded.info.counted is not None
-        assert recorded.info.counted.ratios == (ratio,) * 4
+        assert present(recorded.info.counted).ratios == (ratio,) * 4
         result = analyze(recorded.output).result
         assert [one.backward_passes for one in result.regions] == [2.0] * 4
         assert result.recompute_per_backward == ratio
@@ -132,8 +131,7 @@ def test_an_evaluation_between_steps_does_not_count(tmp_path: Path) -> None:
     for name, ratio in (("N in R", 2.0), ("non-reentrant", 1.0)):  # both variants are among them
         text = script(BODIES[name]).replace("    RUNS.update", EVALUATES + "    RUNS.update")
         recorded = record_script(tmp_path / name, text, warmup=2, steps=1, quiet=True)
-        counted = recorded.info.counted
-        assert counted is not None
+        counted = present(recorded.info.counted)
         assert "recompute-scan: " not in recorded.told  # counted, and not printed
         assert counted.ratios == (ratio,) * 4
 

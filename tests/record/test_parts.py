@@ -10,6 +10,7 @@ from recompute_scan.report.layout import measured_sentences
 from recompute_scan.result import GradientDistance, Gradients, Region, from_json
 from recompute_scan.result.fidelity import Sampled
 from recompute_scan.verification import Trial, named_regions, without_in_parts, worst_of
+from tests.present import present
 from tests.record.runs import QUICK, tool
 from tests.report import sample_results
 from tests.test_verification import STEADY, trial
@@ -108,9 +109,7 @@ def test_a_script_that_needs_its_checkpoints_is_compared_in_parts(
     done = tool(tmp_path, "run", "--verify", *QUICK, "-o", "out", "train.py")
     assert done.returncode == 0, done.stderr
     result = from_json((tmp_path / "out" / "result.json").read_bytes())
-    assert result.verified is not None
-    found = result.verified.gradients
-    assert found is not None
+    found = present(present(result.verified).gradients)
     assert (found.status, found.in_parts) == (status, 5)
     assert any(
         "several runs each took out some of the checkpoints of 5 blocks" in said

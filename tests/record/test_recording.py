@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import recompute_scan as rs
 from recompute_scan.errors import RunError, UsageError
 from recompute_scan.record.recording import Recording
+from tests.present import present
 from tests.record.residue import WAITING, frames_of_ours, left_behind, snapshot
 from tests.record.runs import run_plain
 
@@ -121,8 +122,7 @@ def test_the_answer_is_that_of_a_recorded_script(doubled: Recording) -> None:
     )
     sites = {one.call_site for region in scan.result.regions for one in region.checkpoints}
     assert sites == {f"tests/record/test_recording.py:{line}"}
-    assert scan.cost is not None
-    assert scan.cost.step_source == "timed"
+    assert present(scan.cost).step_source == "timed"
     assert doubled.info is not None
     assert len(doubled.info.timed_steps_ms) == 2
     assert (doubled.info.status, doubled.info.profiled_steps) == ("complete", 2)
@@ -207,8 +207,7 @@ def test_an_interrupted_loop_keeps_what_it_has() -> None:
             loop.train()
             recording.step()
         raise KeyboardInterrupt
-    assert recording.info is not None
-    assert recording.info.exit_status == 130
+    assert present(recording.info).exit_status == 130
     assert recording.scan.verdict == "doubled"
 
 
@@ -227,8 +226,7 @@ def test_too_few_steps_are_said_with_what_would_fit() -> None:
         recording = recorded(Loop(1), 3, timing_steps=10)
     with pytest.raises(RunError) as caught:
         _ = recording.scan
-    asked = re.search(r"record\((.*?)\)", str(caught.value))
-    assert asked is not None
+    asked = present(re.search(r"record\((.*?)\)", str(caught.value)))
     fits = dict(re.findall(r"(\w+)=(\d+)", asked[1]))
     assert fits == {"steps": "1", "warmup": "1", "timing_steps": "0"}
     again = recorded(Loop(1), 3, **{name: int(number) for name, number in fits.items()})

@@ -13,6 +13,7 @@ from recompute_scan.record.options import RunOptions
 from recompute_scan.result import Result
 from recompute_scan.result.run_record import write_run_info
 from recompute_scan.verification import Trial
+from tests.present import present
 from tests.report import sample_results
 from tests.test_verification import REMOVED, STEADY, scaled, trial, with_fix
 
@@ -74,8 +75,7 @@ def test_two_rounds_are_enough_where_the_times_agree(
 ) -> None:
     started, result = ran(monkeypatch, tmp_path, (0.8, 0.8), switching=trial(status=1))
     assert started == [(FIX, 1), (FIX, 2), (UNCHANGED, 2)]
-    assert result.verified is not None
-    assert (result.verified.outcome, result.verified.before.runs) == ("helps", 2)
+    assert (present(result.verified).outcome, present(result.verified).before.runs) == ("helps", 2)
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -91,8 +91,7 @@ def test_the_plan_takes_part_in_both_rounds(
         fix = [FIX] if removed else []
         first, second = [*fix, PLAN], [*([] if status else [PLAN]), *fix, UNCHANGED]
         assert started == [(way, 1) for way in first] + [(way, 2) for way in second]
-        section = result.verified
-        assert section is not None
+        section = present(result.verified)
         assert section.outcome == ("helps" if removed else "not-tried")
         assert section.with_plan is not None
         assert section.with_plan.arm is not None
@@ -115,8 +114,7 @@ def test_the_fix_is_switched_while_the_times_leave_it_open(
     )
     assert started[:5] == [(FIX, 1), (WITHOUT, 1), (WITHOUT, 2), (FIX, 2), (UNCHANGED, 2)]
     assert started[5:] == [(SWITCHING, 1), (SWITCHING, 2)]
-    section = result.verified
-    assert section is not None
+    section = present(result.verified)
     assert (section.outcome, section.pairs, section.switching_runs) == ("helps", 8, 2)
     assert section.saving_pct == pytest.approx(100 * (1 - (80 / 100 + 82 / 101) / 2))
     assert section.before.runs == 2
@@ -129,8 +127,7 @@ def test_slower_with_fewer_recomputes_is_measured_side_by_side(
     switching = with_fix(*SAVES_A_FIFTH, *SAVES_A_FIFTH)
     started, result = ran(monkeypatch, tmp_path, (2.5, 3.0), switching=switching)
     assert started[3:] == [(SWITCHING, 1), (SWITCHING, 2)]
-    assert result.verified is not None
-    assert (result.verified.outcome, result.verified.pairs) == ("helps", 8)
+    assert (present(result.verified).outcome, present(result.verified).pairs) == ("helps", 8)
 
 
 @pytest.mark.parametrize("runs", [1, 6])
@@ -139,17 +136,15 @@ def test_slower_is_said_where_side_by_side_or_every_round_says_so(
 ) -> None:
     slower = with_fix(*(100.0, 140.0, 141.0, 101.0) * 2) if runs == 1 else with_fix(100.0)
     _, result = ran(monkeypatch, tmp_path, (1.4,) * 6, switching=slower)
-    assert result.verified is not None
-    assert result.verified.outcome == "slower"
-    assert (result.verified.pairs > 0) == (runs == 1)
+    assert present(result.verified).outcome == "slower"
+    assert (present(result.verified).pairs > 0) == (runs == 1)
 
 
 def test_switching_four_times_is_the_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     switching = with_fix(100.0, 50.0, 150.0, 100.0, 100.0, 60.0, 120.0, 100.0)
     started, result = ran(monkeypatch, tmp_path, (0.95, 0.7), switching=switching)
     assert started[3:] == [(SWITCHING, number) for number in (1, 2, 3, 4)]
-    assert result.verified is not None
-    assert (result.verified.outcome, result.verified.pairs) == ("unclear", 16)
+    assert (present(result.verified).outcome, present(result.verified).pairs) == ("unclear", 16)
 
 
 @pytest.mark.parametrize("switching", [trial(status=1), with_fix(100.0)])
@@ -163,10 +158,8 @@ def test_more_rounds_follow_where_it_cannot_be_switched(
     more = [run for run in started[5:] if run[0] != SWITCHING]
     assert len(started) - 5 - len(more) == 1
     assert more[:4] == [(UNCHANGED, 3), (FIX, 3), (FIX, 4), (UNCHANGED, 4)]
-    assert result.verified is not None
-    assert result.verified.outcome == "helps"
-    assert result.verified.without_checkpointing is not None
-    assert result.verified.without_checkpointing.runs == 2
+    assert present(result.verified).outcome == "helps"
+    assert present(present(result.verified).without_checkpointing).runs == 2
 
 
 def test_six_rounds_are_the_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -174,8 +167,7 @@ def test_six_rounds_are_the_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     started, result = ran(monkeypatch, tmp_path, times, switching=trial(status=1))
     assert started[-1] == (UNCHANGED, 6)
     assert len(started) == 12
-    assert result.verified is not None
-    assert result.verified.outcome == "unclear"
+    assert present(result.verified).outcome == "unclear"
 
 
 def test_models_of_one_class_have_a_name_each() -> None:

@@ -19,6 +19,7 @@ from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrapp
 import recompute_scan as rs
 from recompute_scan.record import checkpoint_calls, torch_versions
 from recompute_scan.record.checkpoint_calls import Probe
+from tests.present import present
 
 
 def install(folder: Path) -> Probe:
@@ -32,8 +33,7 @@ def install(folder: Path) -> Probe:
 
 def hide_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch 2.14 did: what is replaced remains, and `checkpoint` calls another."""
-    name = torch_versions.generator_name()
-    assert name is not None
+    name = present(torch_versions.generator_name())
     original = getattr(torch_checkpoint, name)
     monkeypatch.setattr(torch_checkpoint, "_another_generator", original, raising=False)
     called = inspect.unwrap(torch_checkpoint.checkpoint)
@@ -67,8 +67,7 @@ def test_this_torch_is_caught(tmp_path: Path) -> None:
 
 
 def remove_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = torch_versions.generator_name()
-    assert name is not None
+    name = present(torch_versions.generator_name())
     monkeypatch.delattr(torch_checkpoint, name)
     monkeypatch.delattr(torch_checkpoint, "CheckpointFunction")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.record.attribution import statement_at
+from tests.present import present
 
 SOURCE = """\
 import torch
@@ -38,8 +39,7 @@ def test_the_innermost_statement(
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(SOURCE)
-    found = statement_at(path, line)
-    assert found is not None
+    found = present(statement_at(path, line))
     assert (found.begin, found.end) == (begin, end)
     assert (found.alone, found.whole_lines) == (alone, whole_lines)
     assert found.first == max(1, begin - 3)
@@ -51,8 +51,7 @@ def test_what_ends_no_line_of_python_ends_none_here(tmp_path: Path, end: str) ->
     path, text = tmp_path / "train.py", f"note = 'a{end}b'\nhere = 1\n" + "then = 2\n" * 9
     path.write_text(text, newline="")
     line = ast.parse(text).body[1].lineno
-    found = statement_at(path, line)
-    assert found is not None
+    found = present(statement_at(path, line))
     assert found.text == "\n".join(text.split("\n")[: line + 3])
 
 

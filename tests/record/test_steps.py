@@ -15,6 +15,7 @@ import recompute_scan
 from recompute_scan import _step
 from recompute_scan.record import profiler, steps
 from recompute_scan.record.steps import StepCounter, wait_for_gpus
+from tests.present import present
 from tests.record.runs import LAYERS, Recorded, record_script
 
 EXPLICIT = "recompute_scan.step()"
@@ -306,9 +307,8 @@ def test_what_is_captured_is_no_step_and_nothing_waits_meanwhile(gpus: Gpus) -> 
 
     with recompute_scan.record(steps=2, warmup=1, timing_steps=2) as recording:
         trained(recording, 10, capture)
-    assert recording.info is not None
-    assert recording.info.bug is None
-    assert recording.info.profiled_steps == 2
+    assert present(recording.info).bug is None
+    assert present(recording.info).profiled_steps == 2
     assert gpus.asked.count("wait 0") == 2
     gpus.captures = True
     wait_for_gpus()
@@ -328,9 +328,8 @@ def test_a_gpu_that_has_failed_is_the_scripts_to_meet(
     recording = recompute_scan.record(steps=2, warmup=2, timing_steps=timing_steps)
     with pytest.warns(RuntimeWarning, match="gave no trace"), recording:
         trained(recording, 6, fail)
-    assert recording.info is not None
-    assert recording.info.bug is None
-    assert recording.info.message == (
+    assert present(recording.info).bug is None
+    assert present(recording.info).message == (
         "Recording ended when the GPU failed: RuntimeError: CUDA error: device-side assert "
         "triggered."
     )

@@ -10,6 +10,7 @@ import pytest
 from recompute_scan.cli import main
 from recompute_scan.result import Result, Verified, from_json
 from recompute_scan.verification import Trial, Trials, verified
+from tests.present import present
 from tests.record.runs import LAYERS, record_script, tool, write_script
 from tests.report import sample_results
 from tests.result_schema import validate
@@ -71,9 +72,7 @@ class Verification:
 
     @property
     def verified(self) -> Verified:
-        section = self.result.verified
-        assert section is not None
-        return section
+        return present(self.result.verified)
 
     def printed(self, run: str) -> list[Any]:
         text = (self.folder / "verify" / run / "output.txt").read_text(encoding="utf-8")
@@ -105,8 +104,7 @@ def test_the_fix_is_applied_and_measured(tmp_path: Path) -> None:
     }
     (removed,) = section.removed
     lines = (tmp_path / "train.py").read_text().splitlines()
-    assert removed.call_site is not None
-    site = int(removed.call_site.rpartition(":")[2])
+    site = int(present(removed.call_site).rpartition(":")[2])
     assert (removed.variant, lines[site - 1].strip()) == (
         "reentrant",
         "return checkpoint(layer, x, use_reentrant=True)",
@@ -123,8 +121,7 @@ def test_the_fix_is_applied_and_measured(tmp_path: Path) -> None:
     before, after, without = section.before, section.after, section.without_checkpointing
     assert after is not None
     assert without is not None
-    assert without.step_ms is not None
-    assert 120 < section.after_step_ms - without.step_ms < 300
+    assert 120 < section.after_step_ms - present(without.step_ms) < 300
     counted = [arm.recompute_per_backward for arm in (before, after, without)]
     assert counted == [2.0, 1.0, 0.0]
     assert [arm.verdict for arm in (before, after, without)] == ["doubled", "full", "none"]
@@ -142,8 +139,7 @@ def test_the_fix_is_applied_and_measured(tmp_path: Path) -> None:
 
     # Hundreds of megabytes of torch, and never as much as this machine has.
     assert section.before_peak_bytes == before.peak_rss_bytes
-    assert before.peak_rss_bytes is not None
-    assert 100 * 2**20 < before.peak_rss_bytes < 4 * 2**30
+    assert 100 * 2**20 < present(before.peak_rss_bytes) < 4 * 2**30
     assert before.peak_allocated_bytes is None
 
     flat = " ".join(done.stdout.split())
@@ -237,12 +233,10 @@ def test_what_does_not_fit_without_checkpoints_is_known(tmp_path: Path) -> None:
     assert not_fits.status == 1
     result = sample_results.full()
     trials = [Trial((run.info,), run.status) for run in (fits, not_fits)]
-    section = verified(result, (), Trials(trials[:1], without=trials[1:])).verified
-    assert section is not None
+    section = present(verified(result, (), Trials(trials[:1], without=trials[1:])).verified)
     assert section.outcome == "not-tried"
     assert section.before.status == "measured"
-    assert section.without_checkpointing is not None
-    assert section.without_checkpointing.status == "out-of-memory"
+    assert present(section.without_checkpointing).status == "out-of-memory"
 
 
 # How fast the machine is depends on how often the script has been started.
@@ -268,11 +262,8 @@ def test_the_fix_is_switched_on_and_off_where_runs_differ(tmp_path: Path) -> Non
     assert not (done.folder / "verify" / "unchanged-3").exists()
     assert (section.outcome, section.losses_equal) == ("helps", True)
     # Three runs of 20 ms each, of nine and of six.
-    assert section.saving_low_ms is not None
-    assert section.saving_high_ms is not None
-    assert 40 < section.saving_low_ms <= section.saving_high_ms < 120
-    assert section.after is not None
-    assert section.before.timed_steps == section.after.timed_steps == 12
+    assert 40 < present(section.saving_low_ms) <= present(section.saving_high_ms) < 120
+    assert section.before.timed_steps == present(section.after).timed_steps == 12
     flat = " ".join(done.stdout.split())
     assert "2 times with the fix switched on and off from step to step" in flat
     assert "12 pairs of neighbouring steps" in flat

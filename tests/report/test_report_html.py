@@ -17,6 +17,7 @@ from recompute_scan.report.figures import timeline
 from recompute_scan.report.render import render_html
 from recompute_scan.result import Result, from_json, to_json
 from recompute_scan.result.fidelity import ComparedRegion, Fidelity, KeptState
+from tests.present import present
 from tests.report.page_reader import Page
 from tests.report.sample_results import (
     HOSTILE,
@@ -192,8 +193,7 @@ def test_proof_lanes_share_one_scale_and_start_at_the_left() -> None:
 def test_a_long_backward_lane_is_cut_and_says_so() -> None:
     base = proof(2)
     lanes = (*base.lanes[:3], structs.replace(base.lanes[3], duration_us=90_000.0))
-    drawn = timeline(structs.replace(doubled(), proof=structs.replace(base, lanes=lanes)))
-    assert drawn is not None
+    drawn = present(timeline(structs.replace(doubled(), proof=structs.replace(base, lanes=lanes))))
     assert [lane.width for lane in drawn.lanes] == [pytest.approx(45.455)] * 3 + [100.0]
     assert drawn.lanes[3].title == "The gradients (backward): 90.0 ms, cut at the right edge"
     assert all(0 <= box.x < 100 and box.x + box.width <= 100.11 for box in drawn.lanes[3].boxes)
@@ -282,10 +282,9 @@ def test_hostile_names_are_text(name: str) -> None:
 
 def test_only_an_address_of_our_findings_becomes_a_link() -> None:
     base = doubled().findings[0]
-    assert base.fix is not None
     known = (SHARDED_DOCS, MECHANISMS[0].docs, HANGS[0].sources[0])
     for address in ("javascript:alert(1)", "https://example.org", f"{known[0]}.evil", *known):
-        finding = structs.replace(base, fix=structs.replace(base.fix, docs=address))
+        finding = structs.replace(base, fix=structs.replace(present(base.fix), docs=address))
         page = Page(render_html(structs.replace(doubled(), findings=(finding,))))
         links = {link.attributes["href"] or "" for link in page.all("a")}
         assert [one for one in links if one[:1] != "#"] == [address] * (address in known)
@@ -334,9 +333,8 @@ def test_what_the_fix_saves_beyond_the_redundant_recomputes_is_drawn_and_said() 
         "Backward pass",
         "Optimizer",
     ]
-    assert result.cost is not None
     drawn = sum(float(text.partition(": ")[2].partition(" ms")[0]) for text in after)
-    assert drawn == pytest.approx(result.cost.predicted_step_ms, abs=0.3)
+    assert drawn == pytest.approx(present(result.cost).predicted_step_ms, abs=0.3)
     assert "the other 25.4 ms" in Page(render_html(result)).one("cost").text
 
 

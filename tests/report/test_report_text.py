@@ -13,6 +13,7 @@ from recompute_scan.report.sections.answer import MOST_LINES
 from recompute_scan.report.templating import sentence, visible
 from recompute_scan.result import CrossCheck, PlainCount, Result
 from recompute_scan.result.run_record import NextCommand
+from tests.present import present
 from tests.report.pages import RESULTS, recorded, traced
 from tests.report.sample_results import (
     DIFF,
@@ -64,9 +65,8 @@ def test_the_answer_has_at_most_15_lines_of_80_columns() -> None:
 
 def test_a_log_is_explained_in_15_lines() -> None:
     (finding,) = doubled().findings
-    assert finding.fix is not None
     words = "word " * 200
-    fix = structs.replace(finding.fix, summary=words)
+    fix = structs.replace(present(finding.fix), summary=words)
     wordy = structs.replace(finding, title=words, detail=words, evidence=(words,) * 9, fix=fix)
     for causes, first in (([wordy] * 2, words), ([], words), ([wordy], None), ([], None)):
         said = explanation(causes, [wordy] * 9, first, color=False, verbose=False)
@@ -189,8 +189,7 @@ def test_what_was_measured_stands_before_what_was_predicted() -> None:
 def test_the_plan_stands_beside_the_fix() -> None:
     """Four ways are too wide for one table."""
     result = verified()
-    section = result.verified
-    assert section is not None
+    section = present(result.verified)
     section = structs.replace(section, without_checkpointing=section.after)
     result = structs.replace(result, verified=section)
     written = render_text(result, color=False)
@@ -211,14 +210,12 @@ def test_the_plan_stands_beside_the_fix() -> None:
 def test_the_prediction_is_of_the_step_that_was_measured() -> None:
     """Twice as slow an hour as the one that the prediction was made in."""
     result = verified()
-    section = result.verified
-    assert section is not None
-    assert section.after is not None
+    section = present(result.verified)
     slower = structs.replace(
         section,
         before_step_ms=592.2,
         after_step_ms=493.8,
-        after=structs.replace(section.after, step_ms=493.8),
+        after=structs.replace(present(section.after), step_ms=493.8),
     )
     result = structs.replace(result, verified=slower)
     flat = " ".join(render_text(result, color=False).split())
@@ -297,8 +294,7 @@ def test_a_plan_that_is_the_scripts_own_arrangement_promises_nothing() -> None:
     hold what one does, the plan is faster.
     """
     result = recorded("planned")
-    plan = result.plan
-    assert plan is not None
+    plan = present(result.plan)
     modules = tuple(structs.replace(one, recompute=one.checkpointed) for one in plan.modules)
     own = structs.replace(plan, modules=modules, plan=plan.today)
     faster = structs.replace(plan.today, step_ms=0.8 * plan.today.step_ms)
@@ -347,12 +343,11 @@ def test_a_plan_tells_of_parts(
 ) -> None:
     """A layer without a name of a part is recomputed whole where that is empty, else kept."""
     result = recorded("planned")
-    assert result.plan is not None
     modules = tuple(
         structs.replace(one, recompute=part == "", parts=(part,) if part else ())
-        for one, part in zip(result.plan.modules, parts, strict=True)
+        for one, part in zip(present(result.plan).modules, parts, strict=True)
     )
-    plan = structs.replace(result.plan, modules=modules)
+    plan = structs.replace(present(result.plan), modules=modules)
     written = render_text(structs.replace(result, plan=plan), color=False)
     assert headline in " ".join(written.split())
     assert "\x1b" not in written

@@ -35,6 +35,7 @@ from recompute_scan.result import (
     Result,
 )
 from recompute_scan.result.compare import Comparison, compare
+from tests.present import present
 from tests.report import sample_results as samples
 from tests.report import sentences
 from tests.report.pages import ranks, recorded
@@ -102,13 +103,11 @@ def results() -> tuple[Result, ...]:
             for one in (samples.doubled(), samples.full())
         ),
     ]
-    plan = recorded("planned").plan
-    assert plan is not None
+    plan = present(recorded("planned").plan)
     for outcome in ("helps", "no-gain", "slower", "unclear", "does-not-fit", "failed", "not-tried"):
         proof = structs.replace(plan.proof, outcome=outcome)
         found.append(structs.replace(recorded("planned"), plan=structs.replace(plan, proof=proof)))
     doubled = samples.verified()
-    assert doubled.verified is not None
     for outcome in (
         "helps",
         "unclear",
@@ -118,7 +117,7 @@ def results() -> tuple[Result, ...]:
         "losses-differ",
         "not-tried",
     ):
-        verified = structs.replace(doubled.verified, outcome=outcome)
+        verified = structs.replace(present(doubled.verified), outcome=outcome)
         found.append(structs.replace(doubled, verified=verified))
     bases = (
         *(samples.doubled(), samples.full(), samples.clean(), samples.partial()),
@@ -252,9 +251,8 @@ def comparisons() -> Iterator[Comparison]:
 
 
 def _timed(result: Result, step_ms: float, width: float, steps: int) -> Result:
-    assert result.cost is not None
     cost = structs.replace(
-        result.cost,
+        present(result.cost),
         step_ms=step_ms,
         step_low_ms=step_ms * (1 - width),
         step_high_ms=step_ms * (1 + width),
@@ -337,8 +335,7 @@ def contradicted() -> Iterator[tuple[str, Result, str]]:
     )
     memory = structs.replace(samples.inconclusive(), snapshots=(SNAPSHOT,))
     yield "memory", memory, "inconclusive"
-    plan = recorded("planned").plan
-    assert plan is not None
+    plan = present(recorded("planned").plan)
     for outcome in ("unclear", "slower", "no-gain", "does-not-fit", "failed"):
         proof = structs.replace(plan.proof, outcome=outcome)
         taken = structs.replace(recorded("planned"), plan=structs.replace(plan, proof=proof))

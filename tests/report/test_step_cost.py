@@ -11,6 +11,7 @@ from recompute_scan.report.layout import measured_sentences
 from recompute_scan.report.render import render_html, render_markdown, render_text
 from recompute_scan.report.sections.cost import step_time_sentences
 from recompute_scan.result import from_json, to_json
+from tests.present import present
 from tests.report.sample_results import doubled, measurement, verified
 
 
@@ -62,8 +63,7 @@ def test_results_of_older_versions_are_still_read() -> None:
     written = json.loads(to_json(doubled()))
     for name in ("step_low_ms", "step_high_ms", "steps"):
         del written["cost"][name]
-    cost = from_json(json.dumps(written)).cost
-    assert cost is not None
+    cost = present(from_json(json.dumps(written)).cost)
     assert (cost.step_low_ms, cost.step_high_ms, cost.steps) == (None, None, 0)
 
 
@@ -91,7 +91,6 @@ def test_a_measured_saving_known_to_half_of_itself_is_said_without_digits() -> N
 
 def test_a_measured_saving_known_better_than_that_has_its_digits() -> None:
     result = verified()
-    assert result.verified is not None
-    assert not result.verified.saving_is_rough
+    assert not present(result.verified).saving_is_rough
     assert "16.6 %" in render_text(result, color=False)
     assert step_figures(rs.Scan(result)) is not None

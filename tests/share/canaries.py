@@ -22,6 +22,7 @@ from recompute_scan.events import SCHEMA, EventLine
 from recompute_scan.guarding.judge import Stored
 from recompute_scan.result.fidelity import Sampled, sampled_name
 from recompute_scan.result.run_record import Rehearsal, RunInfo
+from tests.present import present
 
 WORD = "zqcanary"
 # Decimal digits that stand in process numbers, times and the like.
@@ -94,8 +95,7 @@ def planted(document: Json, *, names: str = "") -> Json:
         if names:
             _rename(new, names)
         elif str(new.get("name", "")).startswith(REGION):
-            annotation = parse_region(new["name"])
-            assert annotation is not None
+            annotation = present(parse_region(new["name"]))
             site = f"/home/{WORD}/{WORD}-project/train.py:31" if annotation.site else ""
             new["name"] = region_name(_with(annotation, site=site, mechanism=annotation.mechanism))
         events.append(new)
@@ -115,8 +115,7 @@ def _with(annotation: Any, **fields: str) -> Any:
 def _rename(event: Json, word: str) -> None:
     name = str(event.get("name", ""))
     if name.startswith(REGION):
-        annotation = parse_region(name)
-        assert annotation is not None
+        annotation = present(parse_region(name))
         event["name"] = region_name(
             _with(
                 annotation,

@@ -12,6 +12,7 @@ from msgspec.structs import fields
 from recompute_scan.trace import load
 from recompute_scan.trace.columns import Trace
 from recompute_scan.trace.streams import Excerpt
+from tests.present import present
 
 _EVENTS = 12_000
 # In µs; of two threads, one after the other in the file.
@@ -46,8 +47,7 @@ def _kept(trace: Trace) -> dict[str, Any]:
 def test_the_same_is_kept_from_less_of_the_file(tmp_path: Path) -> None:
     path = _written(tmp_path / "trace.json")
     within = _SPAN[0] * 1000, _SPAN[1] * 1000
-    outline = load(path).outline
-    assert outline is not None
+    outline = present(load(path).outline)
     size = path.stat().st_size
     parts = list(outline.before(within[1]))
     assert sum((end or size) - begin for begin, end in parts) < size / 2
@@ -61,8 +61,7 @@ def test_the_same_is_kept_from_less_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("until", [-1, 0, 10**18])
 def test_the_end_of_the_file_is_always_read(tmp_path: Path, until: int) -> None:
     path = _written(tmp_path / "trace.json")
-    outline = load(path).outline
-    assert outline is not None
+    outline = present(load(path).outline)
     with path.open("rb", buffering=0) as file:
         excerpt = Excerpt(file, outline.before(until))
         read = bytearray()
