@@ -191,28 +191,24 @@ def test_the_distance_is_that_of_all_elements(shape: tuple[int, ...]) -> None:
         assert apart == pytest.approx(exact, rel=0.35)
 
 
-class Dispatches(TorchDispatchMode):
+class Seen:
+    """Notes what a mode is asked for."""
+
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Any] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def note(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.append(func)
         return func(*args, **(kwargs or {}))
 
 
-class Functions(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
+class Dispatches(Seen, TorchDispatchMode):
+    __torch_dispatch__ = Seen.note
 
-    def __torch_function__(
-        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
+
+class Functions(Seen, TorchFunctionMode):
+    __torch_function__ = Seen.note
 
 
 def test_no_mode_of_the_script_sees_one_being_taken() -> None:

@@ -4,6 +4,7 @@ wrong.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,6 +51,20 @@ class Flattening(torch.autograd.Function):
         return None, None, grad.view(shape), None
 
 
+def _again(ctx: Any, work: Callable[[Any], Any], grad: torch.Tensor, order: int = 1) -> Any:
+    """The gradient of the input, part by part; the last part first where ``order`` is -1."""
+    (x,) = ctx.saved_tensors
+    found = []
+    pairs = zip(x.detach().chunk(ctx.shards, 1), grad.chunk(ctx.shards, 1), strict=True)
+    for part, incoming in list(pairs)[::order]:
+        given = part.detach().requires_grad_()
+        with torch.enable_grad():
+            output = work(given)
+        torch.autograd.backward(output, incoming)
+        found.append(given.grad)
+    return torch.cat(found[::order], 1)
+
+
 class SameParts(torch.autograd.Function):
     """After Axolotl's ``TiledMLP``: the same parts both times."""
 
@@ -62,17 +77,7 @@ class SameParts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (x,) = ctx.saved_tensors
-        found = []
-        for part, grad in zip(
-            x.detach().chunk(ctx.shards, 1), grads[0].chunk(ctx.shards, 1), strict=True
-        ):
-            given = part.detach().requires_grad_()
-            with torch.enable_grad():
-                output = ctx.fn(ctx.module, given)
-            torch.autograd.backward(output, grad)
-            found.append(given.grad)
-        return None, None, torch.cat(found, 1), None
+        return None, None, _again(ctx, partial(ctx.fn, ctx.module), grads[0]), None
 
 
 class Backwards(SameParts):
@@ -80,16 +85,7 @@ class Backwards(SameParts):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (x,) = ctx.saved_tensors
-        found: list[torch.Tensor] = []
-        pairs = zip(x.detach().chunk(ctx.shards, 1), grads[0].chunk(ctx.shards, 1), strict=True)
-        for part, grad in reversed(list(pairs)):
-            given = part.detach().requires_grad_()
-            with torch.enable_grad():
-                output = ctx.fn(ctx.module, given)
-            torch.autograd.backward(output, grad)
-            found.insert(0, given.grad)
-        return None, None, torch.cat(found, 1), None
+        return None, None, _again(ctx, partial(ctx.fn, ctx.module), grads[0], -1), None
 
 
 class Whole(SameParts):
@@ -117,17 +113,7 @@ class OfAModule(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (x,) = ctx.saved_tensors
-        found = []
-        for part, grad in zip(
-            x.detach().chunk(ctx.shards, 1), grads[0].chunk(ctx.shards, 1), strict=True
-        ):
-            given = part.detach().requires_grad_()
-            with torch.enable_grad():
-                output = ctx.module(given)
-            torch.autograd.backward(output, grad)
-            found.append(given.grad)
-        return None, torch.cat(found, 1), None
+        return None, _again(ctx, ctx.module, grads[0]), None
 
 
 class Mlp(nn.Module):
