@@ -58,29 +58,10 @@ def choices(model: Any) -> list[int]:
 def peak_of(model: Any, tokens: Any) -> int:
     """Most that a step saves, by an oracle that knows nothing of fit."""
     saved = Saved(model)
-    module: Any = torch.utils.checkpoint
-    hook: Any = module._recomputation_hook
-
-    class Counting(hook):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            inner: Any = vars(self)["pack_hook"]
-            saved.again.clear()
-
-            def pack(tensor: torch.Tensor) -> Any:
-                saved.saved_again(tensor)
-                return inner(tensor)
-
-            self.pack_hook = pack
-
-    module._recomputation_hook = Counting
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda holder: holder.box[0]):
-            models = model if isinstance(model, nn.ModuleList) else [model]
-            total: Any = sum(loss_of(one, tokens) for one in models)
-            total.backward()
-    finally:
-        module._recomputation_hook = hook
+    with saved.counting():
+        models = model if isinstance(model, nn.ModuleList) else [model]
+        total: Any = sum(loss_of(one, tokens) for one in models)
+        total.backward()
     return saved.peak
 
 

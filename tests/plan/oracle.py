@@ -14,6 +14,8 @@ import json
 import sys
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -70,6 +72,32 @@ class Saved:
             self.again[place] = tensor.untyped_storage().nbytes()
             self._look()
 
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """What is saved counts inside, in forward passes and in recomputes."""
+        module: Any = torch.utils.checkpoint
+        hook: Any = module._recomputation_hook
+        saved = self
+
+        class Counting(hook):
+            def __init__(self, *args: Any) -> None:
+                super().__init__(*args)
+                inner: Any = vars(self)["pack_hook"]
+                saved.again.clear()  # the recompute before this one has been used up
+
+                def pack(tensor: torch.Tensor) -> Any:
+                    saved.saved_again(tensor)
+                    return inner(tensor)
+
+                self.pack_hook = pack
+
+        module._recomputation_hook = Counting
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self.pack, lambda holder: holder.box[0]):
+                yield
+        finally:
+            module._recomputation_hook = hook
+
     def _is_weight(self, tensor: torch.Tensor, place: int) -> bool:
         owner = tensor if tensor._base is None else tensor._base
         return isinstance(owner, nn.Parameter) or place in self.weights or place == 0
@@ -102,20 +130,6 @@ def peak_of(model: Switched, step: Any) -> int:
     saved = Saved(model)
     model.tell = saved.keep
     torch_checkpoint: Any = torch.utils.checkpoint
-    hook: Any = torch_checkpoint._recomputation_hook
-
-    class Counting(hook):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            inner: Any = vars(self)["pack_hook"]
-            saved.again.clear()  # the recompute before this one has been used up
-
-            def pack(tensor: torch.Tensor) -> Any:
-                saved.saved_again(tensor)
-                return inner(tensor)
-
-            self.pack_hook = pack
-
     wrapper: Any = torch_checkpoint._VersionWrapper
     get_val, init = wrapper.get_val, wrapper.__init__
 
@@ -128,14 +142,12 @@ def peak_of(model: Switched, step: Any) -> int:
             saved.take(self.val)
         return get_val(self, *args)
 
-    torch_checkpoint._recomputation_hook, wrapper.get_val = Counting, taken
-    wrapper.__init__ = kept
+    wrapper.__init__, wrapper.get_val = kept, taken
     try:
-        with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda holder: holder.box[0]):
+        with saved.counting():
             step()
     finally:
-        torch_checkpoint._recomputation_hook, wrapper.get_val = hook, get_val
-        wrapper.__init__ = init
+        wrapper.__init__, wrapper.get_val = init, get_val
         model.tell = lambda _: None
     return saved.peak
 
