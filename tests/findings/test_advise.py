@@ -1,6 +1,5 @@
 """Which checkpoint stays, and a diff that really takes the other one out."""
 
-import ast
 import re
 import shutil
 import subprocess
@@ -68,19 +67,6 @@ def test_the_diff_applies(tmp_path: Path, before: str, after: str, alone: bool, 
     done = subprocess.run(apply, input=diff.encode(), cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert (file.read_text(encoding="utf-8") if file.exists() else "") == after
-
-
-def test_a_statement_of_several_lines_goes_whole(tmp_path: Path) -> None:
-    before = (
-        "def build():\n    model = make()\n    apply(\n        model,\n    )\n    return model\n"
-    )
-    source = source_of(before, "apply(\nmodel,\n)")
-    (tmp_path / "train.py").write_text(before)
-    diff = removal_diff("train.py:3", source, (Edit("apply", "delete"),))
-    subprocess.run(["git", "apply", "-"], input=diff.encode(), cwd=tmp_path, check=True)
-    after = (tmp_path / "train.py").read_text()
-    assert after == "def build():\n    model = make()\n    return model\n"
-    ast.parse(after)
 
 
 def test_an_absolute_path_is_not_prefixed() -> None:

@@ -282,17 +282,20 @@ def test_a_rule_is_silent_on_other_states(
     assert looked(facts, code, **more)[0] == status
 
 
-IDLE = LAYERS + (
-    "model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))\n"
-    "head = Layer()\n"
+STEPS = LAYERS + (
+    "from torch.utils.checkpoint import set_checkpoint_early_stop\n"
+    "model, head = nn.Sequential(*(LAYER for _ in range(3))), Layer()\n"
     "optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], 1e-3)\n"
     "for step in range(9):\n"
     "    x = torch.randn(4, 8)\n"
-    "    for layer in model:\n"
-    "        x = checkpoint(layer, x, use_reentrant=False)\n"
+    "    with set_checkpoint_early_stop(ON):\n"
+    "        for layer in model:\n"
+    "            x = checkpoint(layer, x, use_reentrant=False)\n"
     "    head(x).sum().backward()\n"
     "    optimizer.step()\n"
 )
+IDLE = STEPS.replace("LAYER ", "nn.Linear(8, 8) ").replace("ON)", "True)")
+EARLY_STOP = STEPS.replace("LAYER ", "Layer() ")
 HUGGING_FACE = """\
 import torch, warnings
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -325,18 +328,6 @@ for layer in model.model.layers:
     layer.__class__ = Layer
 model.train()
 """
-EARLY_STOP = LAYERS + (
-    "from torch.utils.checkpoint import set_checkpoint_early_stop\n"
-    "model = nn.Sequential(*(Layer() for _ in range(3)))\n"
-    "optimizer = torch.optim.SGD(model.parameters(), 1e-3)\n"
-    "for step in range(9):\n"
-    "    x = torch.randn(4, 8)\n"
-    "    with set_checkpoint_early_stop(ON):\n"
-    "        for layer in model:\n"
-    "            x = checkpoint(layer, x, use_reentrant=False)\n"
-    "    x.sum().backward()\n"
-    "    optimizer.step()\n"
-)
 
 
 @pytest.mark.slow
