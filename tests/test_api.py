@@ -290,8 +290,3 @@ def test_the_package_names_what_it_offers() -> None:
         assert getattr(rs, name) is not None
     with pytest.raises(AttributeError):
         rs.no_such_thing  # noqa: B018
-
-
-def test_step_outside_a_recording_does_nothing() -> None:
-    rs.step()
-    assert rs.__version__

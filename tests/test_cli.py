@@ -120,6 +120,8 @@ def bad(tmp_path: Path) -> Path:
         (["analyze", "empty.json"], 3, "E304"),
         (["analyze", "broken.json.gz"], 3, "E307"),
         (["analyze", "folder"], 3, "E308"),
+        (["compare", "missing.json", "missing.json"], 3, "E301"),
+        (["lint", "missing.json"], 3, "E301"),
         (["report", "missing.json"], 3, "E301"),
         (["report", "folder"], 3, "E301"),
         (["report", "text.json"], 3, "E302"),

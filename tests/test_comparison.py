@@ -294,11 +294,6 @@ def test_results_are_taken_as_they_stand(tmp_path: Path) -> None:
     assert rs.compare(scan, scan).before == structs.replace(by_folder.before, name="before")
 
 
-def test_a_path_that_is_not_there(capsys: Output) -> None:
-    assert main(["compare", "missing", "missing"]) == 3
-    assert "E301" in capsys.readouterr().err
-
-
 def test_the_shipped_twins_agree_with_the_prediction() -> None:
     """They were recorded in turn, so that one may be held against the other."""
     doubled, repaired = (

@@ -135,19 +135,11 @@ def test_odd_files_do_no_harm(tmp_path: Path) -> None:
     assert [one.code for one in named.found] == ["RS601"]
 
 
-def test_no_such_path(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lint", "/no/such"]) == 3
-    assert "E301" in capsys.readouterr().err
-
-
 _DOUBLED_FORM_FEED = DOUBLED.replace("\nmodel = ", '\n\f\nnote = "a\u2028b\x85c"\nmodel = ', 1)
 
 
-def test_lines_are_those_that_python_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "train.py").write_text(_DOUBLED_FORM_FEED, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
+def test_lines_are_those_that_python_counts(inside: Path) -> None:
+    (inside / "train.py").write_text(_DOUBLED_FORM_FEED, encoding="utf-8")
     printed = CliRunner().invoke(cli, ["lint", "--diff", "train.py"]).stdout
     removed = [line for line in printed.split("\n") if line.startswith("-")]
     assert len(removed) == 2
@@ -161,15 +153,14 @@ def test_a_comment_behind_a_form_feed_accepts_its_line(tmp_path: Path) -> None:
     assert (len(report.found), len(report.suppressed), report.unused) == (0, 1, ())
 
 
-def test_a_source_in_another_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_in_another_encoding(inside: Path) -> None:
     text = "# coding: latin-1\n" + DOUBLED + "caf\xe9 = 1\rcafe = 2\n"
-    (tmp_path / "train.py").write_bytes(text.encode("latin-1"))
-    monkeypatch.chdir(tmp_path)
-    assert [found.code for found in lint([tmp_path]).found] == ["RS601"]
+    (inside / "train.py").write_bytes(text.encode("latin-1"))
+    assert [found.code for found in lint([inside]).found] == ["RS601"]
     patch = CliRunner().invoke(cli, ["lint", "--diff", "train.py"]).stdout_bytes
     subprocess.run(["patch", "-p1", "--binary"], input=patch, check=True, capture_output=True)
     before, after = (
-        one.splitlines() for one in (text.encode("latin-1"), (tmp_path / "train.py").read_bytes())
+        one.splitlines() for one in (text.encode("latin-1"), (inside / "train.py").read_bytes())
     )
     (gone,) = (line for line in before if line not in after)
     before.remove(gone)
