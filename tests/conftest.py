@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +93,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first = {item.path for item in found}
     first |= {item.path for item in items if hasattr(getattr(item, "module", None), "left_behind")}
     items.sort(key=lambda item: item.path not in first)
+
+
+@pytest.fixture
+def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for the test alone, in which it is."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture

@@ -21,15 +21,10 @@ from recompute_scan.result.run_record import NextCommand
     ],
 )
 def test_the_recording_before_the_fix_stays(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: str,
-    output: str | None,
-    again: str,
+    inside: Path, words: str, output: str | None, again: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     asked = None if output is None else Path(output)
-    found = commands_after(words.split(), asked, tmp_path / "out", verify=False)
+    found = commands_after(words.split(), asked, inside / "out", verify=False)
     assert found == (
         NextCommand("see", "recompute-scan fix out"),
         NextCommand("apply", "recompute-scan fix out --apply"),

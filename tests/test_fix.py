@@ -131,27 +131,26 @@ NAMES = ("train.py", "sub/a b.py", "sub/ü.py", 'q"uote.py', "back\\slash.py", "
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_file_is_changed_where_the_fix_says_and_put_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shape: str
+    inside: Path, capsys: pytest.CaptureFixture[str], shape: str
 ) -> None:
     before, line, after = SHAPES[shape]
-    monkeypatch.chdir(tmp_path)
-    script = tmp_path / "train.py"
+    script = inside / "train.py"
     script.write_bytes(before)
     script.chmod(0o751)
-    folder = written(tmp_path / "out", result_with(finding(tmp_path, "train.py", line)))
-    there = everything_in(tmp_path)
+    folder = written(inside / "out", result_with(finding(inside, "train.py", line)))
+    there = everything_in(inside)
     assert main(["fix", str(folder)]) == 0
-    assert everything_in(tmp_path) == there
+    assert everything_in(inside) == there
     assert main(["fix", str(folder), "--apply", "--yes"]) == 0
     assert script.read_bytes() == after
-    changed = everything_in(tmp_path)
+    changed = everything_in(inside)
     assert {**changed, "train.py": there["train.py"]} == there
     assert changed["train.py"][0] == there["train.py"][0]
     assert before in [one.read_bytes() for one in folder.iterdir()]
     assert main(["fix", str(folder), "--apply", "--yes"]) == 0  # it is applied already
     assert script.read_bytes() == after
     assert main(["fix", str(folder), "--revert"]) == 0
-    assert everything_in(tmp_path) == there
+    assert everything_in(inside) == there
     assert sorted(one.name for one in folder.iterdir()) == ["result.json"]
     assert "Traceback" not in capsys.readouterr().err
 
@@ -383,22 +382,19 @@ def test_nothing_outside_the_folder_is_touched(tmp_path: Path) -> None:
     assert everything_in(tmp_path) == there
 
 
-def test_a_whole_path_below_the_folder_will_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_path_below_the_folder_will_do(inside: Path) -> None:
     """As of a script that was recorded from elsewhere; the folder itself may be a link."""
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    (tmp_path / "real" / "x.py").write_text(SCRIPT)
-    monkeypatch.chdir(tmp_path)
-    for named in (tmp_path / "real", tmp_path / "link"):
-        one = finding(tmp_path / "real", "x.py", 4, shown=str(named / "x.py"))
-        folder = written(tmp_path / "out", result_with(one))
+    (inside / "real").mkdir()
+    (inside / "link").symlink_to("real")
+    (inside / "real" / "x.py").write_text(SCRIPT)
+    for named in (inside / "real", inside / "link"):
+        one = finding(inside / "real", "x.py", 4, shown=str(named / "x.py"))
+        folder = written(inside / "out", result_with(one))
         words = ["fix", str(folder), "--root", str(named)]
         assert main([*words, "--apply", "--yes"]) == 0
-        assert (tmp_path / "real" / "x.py").read_bytes() == GONE
+        assert (inside / "real" / "x.py").read_bytes() == GONE
         assert main([*words, "--revert"]) == 0
-        assert (tmp_path / "real" / "x.py").read_text() == SCRIPT
+        assert (inside / "real" / "x.py").read_text() == SCRIPT
 
 
 HEAD = "--- a/x.py\n+++ b/x.py\n"
@@ -444,12 +440,11 @@ def test_no_diff_whatsoever_breaks_anything(text: str) -> None:
 
 
 def test_what_was_written_again_is_not_put_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    script = tmp_path / "x.py"
+    script = inside / "x.py"
     script.write_text(SCRIPT)
-    folder = written(tmp_path / "out", result_with(finding(tmp_path, "x.py", 4)))
+    folder = written(inside / "out", result_with(finding(inside, "x.py", 4)))
     assert main(["fix", "out", "--apply", "--yes"]) == 0
     script.write_bytes(GONE + b"more()\n")
     assert main(["fix", "out", "--revert"]) == 3
@@ -515,43 +510,38 @@ def test_a_second_fix_is_taken_back_before_the_first(tmp_path: Path) -> None:
 
 
 def test_a_fix_that_wants_a_look_is_not_applied_unseen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.py").write_text(SCRIPT)
-    one = finding(tmp_path, "x.py", 4)
+    (inside / "x.py").write_text(SCRIPT)
+    one = finding(inside, "x.py", 4)
     for disposition, reason, status in (("review", "It takes 3 GiB.", 2), ("safe", None, 0)):
         fix = structs.replace(present(one.fix), disposition=disposition, reason=reason)
-        written(tmp_path / "out", result_with(structs.replace(one, fix=fix)))
+        written(inside / "out", result_with(structs.replace(one, fix=fix)))
         assert main(["fix", "out", "--apply"]) == status
-        assert ((tmp_path / "x.py").read_text() == SCRIPT) == bool(status)
+        assert ((inside / "x.py").read_text() == SCRIPT) == bool(status)
         said = capsys.readouterr().err
         assert ("It takes 3 GiB." in said and "[E241]" in said) == bool(status)
 
 
 def test_a_script_of_a_result_is_not_run_unasked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("open('ran', 'w')\n")
+    (inside / "train.py").write_text("open('ran', 'w')\n")
     two = {"target": "train.py", "world_size": "2", "local_world_size": "2"}
-    written(tmp_path / "out", structs.replace(doubled(), environment=two))
+    written(inside / "out", structs.replace(doubled(), environment=two))
     assert main(["fix", "out", "--verify"]) == 2
     assert "run --verify -o out --nproc-per-node 2 train.py" in capsys.readouterr().err
     elsewhere = {**two, "world_size": "4"}  # two of its four ranks were on another machine
-    written(tmp_path / "out", structs.replace(doubled(), environment=elsewhere))
+    written(inside / "out", structs.replace(doubled(), environment=elsewhere))
     assert main(["fix", "out", "--verify"]) == 2
     assert "run --verify -o out train.py" in capsys.readouterr().err
-    written(tmp_path / "out", structs.replace(doubled(), environment={"target": "rm -rf; x.py"}))
+    written(inside / "out", structs.replace(doubled(), environment={"target": "rm -rf; x.py"}))
     assert main(["fix", "out", "--verify", "--yes"]) == 3
     assert "[E349]" in capsys.readouterr().err
-    assert not (tmp_path / "ran").exists()
+    assert not (inside / "ran").exists()
 
 
-def test_what_is_shown_is_harmless(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_is_shown_is_harmless(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b]0;x\x07\u202e::error::"
     diff = f"--- a/{evil}\n+++ b/{evil}\n@@ -1,1 +0,0 @@\n-{evil}\n"
     result = with_diff(diff)
@@ -559,7 +549,7 @@ def test_what_is_shown_is_harmless(
     assert one.fix is not None
     texts = dict.fromkeys(("summary", "keep", "remove", "reason"), evil)
     one = structs.replace(one, title=evil, fix=structs.replace(one.fix, **texts))
-    written(tmp_path / "out", structs.replace(result, findings=(one,)))
+    written(inside / "out", structs.replace(result, findings=(one,)))
     for words in ([], ["--apply"], ["--apply", "--yes"], ["--revert"]):
         main(["fix", "out", *words])
         shown = "".join(capsys.readouterr())
@@ -568,14 +558,13 @@ def test_what_is_shown_is_harmless(
 
 
 def test_without_a_diff_it_is_said_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     (one,) = doubled().findings
     assert one.fix is not None
     advice = Fix("Do this.", "review", None, "", "", "", reason="No line was found.")
     for findings, said in (((), "nothing was found"), ((structs.replace(one, fix=advice),), "Do")):
-        written(tmp_path / "out", result_with(*findings))
+        written(inside / "out", result_with(*findings))
         for words in ([], ["--apply", "--yes"]):
             assert main(["fix", "out", *words]) == 3
             error = capsys.readouterr().err

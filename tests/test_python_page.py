@@ -19,12 +19,9 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_the_examples_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_examples_run(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     analysing, looping, trainer, lightning_trainer, accelerate = BLOCKS
-    (tmp_path / "traces").symlink_to(ROOT / "traces")
-    monkeypatch.chdir(tmp_path)
+    (inside / "traces").symlink_to(ROOT / "traces")
     names: dict[str, Any] = {}
 
     def printed(block: str) -> list[str]:
@@ -37,11 +34,11 @@ def test_the_examples_run(
     assert any(line.startswith("aten::") for line in lines)
     assert printed(looping)[-1] == "doubled"
     names |= {"model": huggingface.model(), "data": huggingface.data()}
-    names["arguments"] = huggingface.arguments(tmp_path)
+    names["arguments"] = huggingface.arguments(inside)
     assert printed(trainer)[-1] == "none"
     names |= {"module": lightning.Model(2), "loader": lightning.loader()}
     assert printed(lightning_trainer)[-1] == "doubled"
-    assert (tmp_path / "out" / "lightning" / "report.html").exists()
+    assert (inside / "out" / "lightning" / "report.html").exists()
     assert printed(accelerate)[-1] == "none"
     assert left_behind() == set()
     assert not torch._C._autograd._profiler_enabled()

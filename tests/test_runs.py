@@ -120,17 +120,16 @@ def test_what_no_run_has_left_is_not_recorded_over(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_each_run_stays_and_old_ones_can_be_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "train.py").write_text(TRAINS)
+    (inside / "train.py").write_text(TRAINS)
     for word, status in (("", 0), ("", 0), ("raise", 1), ("--no-such-option", 2)):
         words = [*QUICK, "train.py", word] if status < 2 else [word, "train.py"]
-        done = tool(tmp_path, "run", *words)
+        done = tool(inside, "run", *words)
         assert done.returncode == status, done.stderr
-    out = tmp_path / "recompute-scan-out" / "train"
+    out = inside / "recompute-scan-out" / "train"
     first, second, third, latest = names_in(out)
     assert (latest, runs.newest_run(str(out))) == ("latest", str(out / second))
-    monkeypatch.chdir(tmp_path)
     for command in (["analyze", "-q"], ["check"], ["report"], ["compare", str(out / first)]):
         assert main([*command, "recompute-scan-out/train"]) == 0
     capsys.readouterr()

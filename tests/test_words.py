@@ -26,17 +26,10 @@ Output = pytest.CaptureFixture[str]
         (("--", "--steps"), "There is neither a script nor a launcher named --steps. [E202]"),
     ],
 )
-def test_run(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Output,
-    words: tuple[str, ...],
-    said: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_run(inside: Path, capsys: Output, words: tuple[str, ...], said: str) -> None:
     assert main(["run", *words]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
-    assert not list(tmp_path.iterdir())
+    assert not list(inside.iterdir())
 
 
 def test_explain_lists_every_finding(capsys: Output) -> None:
@@ -54,13 +47,10 @@ def test_explain_names_codes_that_are_spelt_alike(capsys: Output) -> None:
     assert "RS210" in said
 
 
-def test_nothing_to_read_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "train.py").write_text('"""A script."""\n')
-    (tmp_path / "empty.log").write_text("")
+def test_nothing_to_read_is_an_error(inside: Path, capsys: Output) -> None:
+    (inside / "folder").mkdir()
+    (inside / "train.py").write_text('"""A script."""\n')
+    (inside / "empty.log").write_text("")
     assert main(["lint", "folder"]) == 2
     assert "There is nothing to read in folder. [E238]" in capsys.readouterr().err
     assert main(["lint", "mistyped.py"]) == 3

@@ -48,28 +48,24 @@ def _patched(folder: Path, text: bytes) -> None:
         },
     ],
 )
-def test_the_diff_mends_what_is_certain(
-    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_diff_mends_what_is_certain(files: dict[str, str], inside: Path) -> None:
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(text.encode())
-    monkeypatch.chdir(tmp_path)
+        (inside / name).parent.mkdir(exist_ok=True)
+        (inside / name).write_bytes(text.encode())
     result = CliRunner().invoke(cli, ["lint", ".", "--diff"], standalone_mode=False)
     assert result.return_value == 1
-    _patched(tmp_path, result.stdout_bytes)
-    assert not [found for found in lint([tmp_path]).found if found.severity == "error"]
-    for file in tmp_path.rglob("*.py"):
+    _patched(inside, result.stdout_bytes)
+    assert not [found for found in lint([inside]).found if found.severity == "error"]
+    for file in inside.rglob("*.py"):
         compile(file.read_text(), str(file), "exec")
 
 
-def test_a_block_is_never_left_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_is_never_left_empty(inside: Path) -> None:
     script = PARTS["HEAD"] + "def f():\n    " + PARTS["ON_REENTRANT"] + "f()\n"
-    (tmp_path / "t.py").write_text(script.replace("f()\n", "f()\n", 1))
+    (inside / "t.py").write_text(script.replace("f()\n", "f()\n", 1))
     from recompute_scan.lint.output import diff  # noqa: PLC0415
     from recompute_scan.lint.rules import Found  # noqa: PLC0415
 
-    monkeypatch.chdir(tmp_path)
     at = script.splitlines().index("    " + PARTS["ON_REENTRANT"].rstrip()) + 1
     assert "+    pass" in diff([Found("t.py", at, "RS601", "", "", "", "delete")])
 
@@ -111,13 +107,10 @@ def test_a_comment_in_a_text_is_none(tmp_path: Path) -> None:
         ('exclude = ["s*/t.py"]', 0, 0),
     ],
 )
-def test_settings_of_a_project(
-    table: str, status: int, found: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "t.py").write_text(RANDOM + "\n")
-    (tmp_path / "pyproject.toml").write_text(f"[tool.recompute-scan.lint]\n{table}\n")
-    monkeypatch.chdir(tmp_path)
+def test_settings_of_a_project(table: str, status: int, found: int, inside: Path) -> None:
+    (inside / "sub").mkdir()
+    (inside / "sub" / "t.py").write_text(RANDOM + "\n")
+    (inside / "pyproject.toml").write_text(f"[tool.recompute-scan.lint]\n{table}\n")
     report = lint([Path()], lint_settings(Path.cwd()))
     assert (report.status, len(report.found)) == (status, found)
 
@@ -134,13 +127,9 @@ def test_settings_of_a_project(
     ],
 )
 def test_wrong_settings_are_said(
-    text: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    text: str, inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "pyproject.toml").write_text(text)
-    monkeypatch.chdir(tmp_path)
+    (inside / "pyproject.toml").write_text(text)
     assert main(["lint", "."]) == 2
     assert "[E240]" in capsys.readouterr().err
 
@@ -148,17 +137,13 @@ def test_wrong_settings_are_said(
 @pytest.mark.parametrize(
     "text", ["tool = 1\n# recompute-scan\n", "# recompute-scan\na = " + "[" * 50_000]
 )
-def test_odd_project_files_are_no_bugs(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "pyproject.toml").write_text(text)
-    monkeypatch.chdir(tmp_path)
+def test_odd_project_files_are_no_bugs(text: str, inside: Path) -> None:
+    (inside / "pyproject.toml").write_text(text)
     assert main(["lint", "."]) in (0, 2)
 
 
-def test_what_is_not_ours_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pyproject.toml").write_text("= broken\n")
-    monkeypatch.chdir(tmp_path)
+def test_what_is_not_ours_is_not_read(inside: Path) -> None:
+    (inside / "pyproject.toml").write_text("= broken\n")
     assert main(["lint", "."]) == 0
 
 

@@ -94,12 +94,9 @@ def test_alone_it_compares_one_step_and_ends_the_script(tmp_path: Path) -> None:
     ]
 
 
-def test_alone_it_does_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("")
+def test_alone_it_does_nothing_else(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (inside / "train.py").write_text("")
     for option in (["--verify"], ["--steps", "2"], ["--timing-steps", "0"], ["--guard"]):
         assert main(["run", "--fidelity", *option, "train.py"]) == 2
         assert f"{option[0]} does not go with it. [E236]" in capsys.readouterr().err
-    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
+    assert [one.name for one in inside.iterdir()] == ["train.py"]

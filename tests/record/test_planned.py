@@ -104,20 +104,13 @@ def counted(output: Path) -> list[list[int]]:
     ],
 )
 def test_of_four_layers_two_are_not_recomputed(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
-    call: str,
-    variant: str,
-    depth: int | None,
-    expected: list[int],
+    inside: Path, how: str, call: str, variant: str, depth: int | None, expected: list[int]
 ) -> None:
-    write_script(tmp_path, script(how))
-    monkeypatch.chdir(tmp_path)
+    write_script(inside, script(how))
     removal = RemovalOptions("torch-checkpoint", site(call, how), variant, depth, SOME)
-    chosen = options(tmp_path, steps=0, removals=(removal,))
-    assert run_trial(chosen, None, tmp_path / "printed.txt") == 0
-    assert counted(tmp_path / "printed.txt") == [expected]
+    chosen = options(inside, steps=0, removals=(removal,))
+    assert run_trial(chosen, None, inside / "printed.txt") == 0
+    assert counted(inside / "printed.txt") == [expected]
 
 
 def with_plan(result: Result, *ordinals: int) -> Result:

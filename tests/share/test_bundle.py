@@ -238,13 +238,12 @@ def test_it_lists_before_it_writes(tmp_path: Path, capsys: Output) -> None:
     assert f"wrote {target}" in printed.err
 
 
-def test_show_writes_nothing(tmp_path: Path, capsys: Output, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_show_writes_nothing(inside: Path, capsys: Output) -> None:
     assert main(["bundle", str(DOUBLED), "--show"]) == 0
     assert "LlamaDecoderLayer" in capsys.readouterr().out
     assert main(["bundle", str(DOUBLED), "--show", "--strict"]) == 0
     assert "LlamaDecoderLayer -> private_class_1" in capsys.readouterr().out
-    assert list(tmp_path.iterdir()) == []
+    assert list(inside.iterdir()) == []
 
 
 def test_what_is_there_is_not_overwritten(tmp_path: Path, capsys: Output) -> None:

@@ -67,15 +67,12 @@ def test_what_is_there_stays_unless_forced(
         *("--output x --events x", "--output fix.patch --html x", "--output x --write-baseline x"),
     ],
 )
-def test_two_outputs_in_one_file_are_refused(
-    outputs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
-) -> None:
-    (tmp_path / "here").symlink_to(tmp_path)
-    monkeypatch.chdir(tmp_path)
+def test_two_outputs_in_one_file_are_refused(outputs: str, inside: Path, capsys: Output) -> None:
+    (inside / "here").symlink_to(inside)
     command = "check" if "baseline" in outputs else "analyze"
     assert main([command, str(TRACE), *outputs.split(), "--force"]) == 2
     assert "goes there too" in capsys.readouterr().err
-    assert "events" in outputs or {one.name for one in tmp_path.iterdir()} == {"here"}
+    assert "events" in outputs or {one.name for one in inside.iterdir()} == {"here"}
 
 
 @pytest.mark.parametrize("arguments", WRITING, ids=lambda a: f"{a[0]} {a[2]}")

@@ -2,13 +2,11 @@
 
 import gzip
 import json
-import os
 import re
 import shutil
 import subprocess
 import unicodedata
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -170,14 +168,6 @@ def file_name(request: pytest.FixtureRequest) -> str:
     return FILE_NAMES[request.param]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    before = Path.cwd()
-    os.chdir(tmp_path)
-    yield tmp_path
-    os.chdir(before)
-
-
 # What is wrong with a file, as each command may find it.
 WRONG = {
     "nothing": b"", "text": b"no json", "cut": b'{"traceEvents": [{"ph": "X"',
@@ -189,24 +179,24 @@ WRONG = {
 
 @pytest.mark.parametrize("content", WRONG)
 def test_no_error_holds_a_name_as_it_is(
-    content: str, file_name: str, folder: Path, capfd: pytest.CaptureFixture[str]
+    content: str, file_name: str, inside: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ends = {"pickle": ".pickle", "database": ".sqlite"}
-    inside = folder / f"in {file_name}"
-    inside.mkdir()
-    file = inside / f"{file_name}{ends.get(content, '.json')}"
+    below = inside / f"in {file_name}"
+    below.mkdir()
+    file = below / f"{file_name}{ends.get(content, '.json')}"
     file.write_bytes(WRONG[content])
-    archive = folder / "t.zip"
+    archive = inside / "t.zip"
     with zipfile.ZipFile(archive, "w") as packed:
         packed.writestr(f"{file_name}.json".encode(errors="replace").decode(), WRONG[content])
     for arguments in (
-        *(["analyze", str(one)] for one in (file, inside, archive, f"{file}.gone")),
+        *(["analyze", str(one)] for one in (file, below, archive, f"{file}.gone")),
         *(["check", "--format", "github", str(one)] for one in (file, archive)),
         *(["check", "--baseline", str(file), str(TRACE), "--format", style] for style in ("text",)),
-        ["compare", str(file), str(inside)],
-        ["bundle", str(file), "-o", str(folder / f"{file_name}.zip")],
-        *(["report", str(file)], ["report", str(inside)]),
-        *(["lint", f"{file}.gone"], ["lint", str(inside)], ["analyze", f"--{file_name}"]),
+        ["compare", str(file), str(below)],
+        ["bundle", str(file), "-o", str(inside / f"{file_name}.zip")],
+        *(["report", str(file)], ["report", str(below)]),
+        *(["lint", f"{file}.gone"], ["lint", str(below)], ["analyze", f"--{file_name}"]),
         *(["explain", f"{file}.gone"], ["analyze", str(TRACE), "--output", str(file)]),
     ):
         main(arguments)
@@ -216,8 +206,8 @@ def test_no_error_holds_a_name_as_it_is(
             assert_harmless(text)
 
 
-def test_lint_of_files_with_such_names(file_name: str, folder: Path, capsys: Output) -> None:
-    (folder / f"{file_name}.py").write_text(DOUBLED)
+def test_lint_of_files_with_such_names(file_name: str, inside: Path, capsys: Output) -> None:
+    (inside / f"{file_name}.py").write_text(DOUBLED)
     for style in ("text", "json", "sarif", "junit", "github"):
         main(["lint", ".", "--format", style])
         text = capsys.readouterr().out
@@ -235,20 +225,20 @@ def test_lint_of_files_with_such_names(file_name: str, folder: Path, capsys: Out
 
 
 def test_a_patch_changes_the_file_that_it_names(
-    file_name: str, folder: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    file_name: str, inside: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     if shutil.which("git") is None:
         pytest.skip("git reads patches")
-    (folder / "victim").write_text("x\n")
-    target = folder / f"{file_name}.py"
+    (inside / "victim").write_text("x\n")
+    target = inside / f"{file_name}.py"
     target.write_text(DOUBLED)
     main(["lint", ".", "--diff"])
     patch = capfdbinary.readouterr().out
     assert patch
-    done = subprocess.run(["git", "apply", "-"], cwd=folder, input=patch, capture_output=True)
+    done = subprocess.run(["git", "apply", "-"], cwd=inside, input=patch, capture_output=True)
     assert done.returncode == 0, (patch, done.stderr)
     assert target.read_text() != DOUBLED
-    assert (folder / "victim").read_text() == "x\n"
+    assert (inside / "victim").read_text() == "x\n"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +258,7 @@ def test_names_in_patches(name: str, expected: str) -> None:
 
 
 def test_names_in_a_trace_and_its_run_record(
-    name: str, folder: Path, capfd: pytest.CaptureFixture[str]
+    name: str, inside: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Operators, kernels, ranges, modules, call sites, the script's own words."""
     document = json.loads(gzip.decompress((TRACE / "trace-rank0.json.gz").read_bytes()))
@@ -281,7 +271,7 @@ def test_names_in_a_trace_and_its_run_record(
     info = json.loads((TRACE / "run-rank0.json").read_bytes())
     info["message"] = info["script"] = name
     info["environment"] = dict.fromkeys(info.get("environment", {}), name) | {name: name}
-    own = folder / "own"
+    own = inside / "own"
     own.mkdir()
     (own / "trace-rank0.json").write_text(json.dumps(document))
     (own / "run-rank0.json").write_text(json.dumps(info))

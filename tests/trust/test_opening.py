@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -127,15 +127,12 @@ DOORS = {
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Path]:
+def here(inside: Path) -> Path:
     for name in ("own", "script"):
-        (tmp_path / name).mkdir()
-    shutil.copy(TRACE, tmp_path / "own")
-    (tmp_path / "script" / "train.py").write_text("x = 1\n")
-    before = Path.cwd()
-    os.chdir(tmp_path)
-    yield tmp_path
-    os.chdir(before)
+        (inside / name).mkdir()
+    shutil.copy(TRACE, inside / "own")
+    (inside / "script" / "train.py").write_text("x = 1\n")
+    return inside
 
 
 @pytest.mark.timeout(60)
