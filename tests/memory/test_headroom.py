@@ -160,24 +160,23 @@ def test_of_like_layers_the_last_ones_stop_whatever_one_of_them_took(tmp_path: P
     assert memory.plans[present(memory.chosen)].regions == (1, 2)
 
 
-def test_without_memory_left_nothing_is_advised(tmp_path: Path) -> None:
-    result = analyse([Scene(memory=round(BASE / 0.9)).write(tmp_path)])
-    assert status(result, "RS301").status == "clean"
-    assert memory_of(result).chosen is None
-
-
-def test_without_checkpoints_there_is_no_plan(tmp_path: Path) -> None:
-    result = analyse([Scene(recomputes=(0, 0, 0)).write(tmp_path)])
-    assert status(result, "RS301").status == "not-applicable"
-    assert memory_of(result).plans == ()
-
-
-def test_the_hosts_memory_is_not_planned_with(tmp_path: Path) -> None:
-    result = analyse([Scene(device=-1).write(tmp_path)])
+@pytest.mark.parametrize(
+    ("scene", "said", "why", "field", "value"),
+    [
+        (Scene(memory=round(BASE / 0.9)), "clean", "", "chosen", None),
+        (Scene(recomputes=(0, 0, 0)), "not-applicable", "", "plans", ()),
+        (Scene(device=-1), "not-applicable", "host", "capacity_bytes", None),
+    ],
+    ids=["no memory left", "no checkpoints", "the host's memory"],
+)
+def test_nothing_is_advised(
+    scene: Scene, said: str, why: str, field: str, value: object, tmp_path: Path
+) -> None:
+    result = analyse([scene.write(tmp_path)])
     checked = status(result, "RS301")
-    assert checked.status == "not-applicable"
-    assert "host" in (checked.why or "")
-    assert memory_of(result).capacity_bytes is None
+    assert checked.status == said
+    assert why in (checked.why or "")
+    assert getattr(memory_of(result), field) == value
 
 
 def test_a_given_capacity_stands_above_the_traces(tmp_path: Path) -> None:

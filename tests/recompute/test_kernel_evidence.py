@@ -274,26 +274,26 @@ def stripped(keep: Callable[[Event], bool]) -> Result:
     return result_of(parse(as_bytes(written), "stripped"))
 
 
-def test_a_real_trace_without_its_operators() -> None:
-    result = stripped(lambda event: event.get("cat") != "cpu_op")
-    assert (result.verdict, result.evidence_level, result.confidence) == (
-        "none", "kernels", "medium",
-    )  # fmt: skip
-    assert [s.index for s in result.steps] == [10, 11, 12, 13]
-    assert counts(result) == (10, 0, 10)
-
-
-def test_a_real_trace_without_its_steps() -> None:
-    result = stripped(lambda event: event.get("cat") not in ("cpu_op", "user_annotation"))
-    assert (result.verdict, result.confidence) == ("none", "low")
-    assert counts(result) == (40, 0, 40)
-
-
-def test_a_real_trace_without_its_launches() -> None:
-    result = stripped(lambda event: event.get("cat") == "kernel")
-    assert (result.verdict, result.confidence) == ("none", "low")
-    # Seven backwards and seven forwards stand in passes that the recording cut.
-    assert counts(result) == (50, 0, 57)
+@pytest.mark.parametrize(
+    ("keep", "confidence", "steps", "counted"),
+    [
+        (lambda category: category != "cpu_op", "medium", [10, 11, 12, 13], (10, 0, 10)),
+        (lambda category: category not in ("cpu_op", "user_annotation"), "low", [0], (40, 0, 40)),
+        # Seven backwards and seven forwards stand in passes that the recording cut.
+        (lambda category: category == "kernel", "low", [0], (50, 0, 57)),
+    ],
+    ids=["operators", "steps", "launches"],
+)
+def test_a_real_trace_without_its(
+    keep: Callable[[str | None], bool],
+    confidence: str,
+    steps: list[int],
+    counted: tuple[float, float, float],
+) -> None:
+    result = stripped(lambda event: keep(event.get("cat")))
+    assert (result.verdict, result.evidence_level) == ("none", "kernels")
+    assert (result.confidence, [s.index for s in result.steps]) == (confidence, steps)
+    assert counts(result) == counted
 
 
 def test_a_real_trace_with_recomputes_put_in() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 
 from recompute_scan.recompute.evaluations import Fate, find_evaluations
@@ -50,26 +51,20 @@ def test_nodes_without_an_operator_belong_to_those_of_their_names() -> None:
     ]
 
 
-def test_a_node_of_another_name_tells_nothing() -> None:
-    nodes = backward("Cos", last=1)
-    assert numbers(step(0, op("aten::mul", seq=0), moded("aten::sin"), *nodes))[1] == (
-        "aten::sin",
-        -1,
-    )
-
-
-def test_without_a_mode_no_operator_gets_a_number() -> None:
-    nodes = backward("Sin", last=1)
-    assert numbers(step(0, op("aten::mul", seq=0), op("aten::sin"), *nodes))[1] == (
-        "aten::sin",
-        -1,
-    )
-
-
-def test_only_between_the_numbers_before_and_after() -> None:
-    forward = (op("aten::mul", seq=0), op("aten::add", seq=2), moded("aten::sin"))
-    nodes = (node("AddBackward0", seq=2), node("SinBackward0", seq=1), node("MulBackward0", seq=0))
-    assert numbers(step(0, *forward, *nodes))[2] == ("aten::sin", -1)
+@pytest.mark.parametrize(
+    ("before", "last", "nodes"),
+    [
+        ((), moded("aten::sin"), backward("Cos", last=1)),
+        ((), op("aten::sin"), backward("Sin", last=1)),
+        ((op("aten::add", seq=2),), moded("aten::sin"), backward("Add", "Sin", "Mul", last=2)),
+    ],
+    ids=["node of another name", "no mode", "not between the numbers before and after"],
+)
+def test_other_operators_get_no_number(
+    before: tuple[Call, ...], last: Call, nodes: tuple[Call, ...]
+) -> None:
+    found = numbers(step(0, op("aten::mul", seq=0), *before, last, *nodes))
+    assert found[-1] == ("aten::sin", -1)
 
 
 def test_a_recompute_under_a_mode_ends_where_the_formula_begins() -> None:

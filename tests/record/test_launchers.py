@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -80,15 +81,10 @@ def test_one_process_and_its_data_loader(tmp_path: Path, launcher: tuple[str, ..
     assert {path.name for path in (tmp_path / "out").glob("run-*")} == {"run-rank0.json"}
 
 
-def test_a_launcher_that_starts_no_script(tmp_path: Path) -> None:
-    done = scan(tmp_path, "true")
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "E319" in done.stderr
-
-
-def test_the_launcher_s_failure_is_passed_on(tmp_path: Path) -> None:
-    done = scan(tmp_path, "bash", "-c", "exit 7")
-    assert done.returncode == 7
+@pytest.mark.parametrize(("words", "status"), [("true", 3), ("bash -c 'exit 7'", 7)])
+def test_a_launcher_that_starts_no_script(words: str, status: int, tmp_path: Path) -> None:
+    done = scan(tmp_path, *shlex.split(words))
+    assert (done.returncode, done.stdout) == (status, "")
     assert "E319" in done.stderr
 
 
