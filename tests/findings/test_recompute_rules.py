@@ -259,6 +259,10 @@ HOOK = annotation("FullyShardedDataParallel._pre_backward_hook", op("c10d::allga
 @pytest.mark.parametrize(
     ("code", "facts", "more", "status"),
     [
+        ("RS001", PLAIN, {}, "clean"),
+        ("RS001", CHECKPOINTED, {}, "clean"),
+        ("RS002", marked(2), {}, "clean"),
+        ("RS002", CHECKPOINTED, {}, "not-applicable"),
         ("RS003", marked(1), {"switched_on": ON}, "clean"),
         ("RS003", marked(2), {"switched_on": ON}, "clean"),
         ("RS003", PLAIN, {}, "not-applicable"),

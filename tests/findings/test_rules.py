@@ -20,7 +20,7 @@ from recompute_scan.result import Finding
 from recompute_scan.result.run_record import Source
 from tests.cost.test_price import gpu_step
 from tests.present import present
-from tests.recompute.training import checkpointed_step, marked_step, plain_step
+from tests.recompute.training import checkpointed_step, marked_step
 from tests.trace_builder import op, step, studied, thread
 
 PAGES = Path(__file__).parents[2] / "docs" / "findings"
@@ -92,19 +92,6 @@ def test_a_doubled_layer_among_others_is_found_alone() -> None:
     facts = studied(thread(checkpointed_step(0, layers=4, recomputes={2: 2})))
     (finding,) = found(facts, "RS001")
     assert finding.title.startswith("1 of 4 blocks")
-
-
-@pytest.mark.parametrize(
-    ("facts", "code", "status"),
-    [
-        (studied(thread(plain_step(0))), "RS001", "clean"),
-        (studied(thread(checkpointed_step(0))), "RS001", "clean"),
-        (marked(recomputes=2), "RS002", "clean"),
-        (studied(thread(checkpointed_step(0))), "RS002", "not-applicable"),
-    ],
-)
-def test_a_rule_is_silent_on_other_states(facts: RecomputeFacts, code: str, status: str) -> None:
-    assert statuses(facts)[code] == status
 
 
 def test_nested_checkpoint_is_found_where_two_marks_recompute_once() -> None:
