@@ -24,6 +24,7 @@ MLP: tuple[Kernel, ...] = (
     ("layer_norm_forward_kernel", 30), ("nvjet_up", 140), ("gelu_kernel", 20), ("nvjet_down", 140),
     ("add_kernel", 20),
 )  # fmt: skip
+LAYER: tuple[Kernel, ...] = (*ATTENTION, *MLP)
 # What early stop leaves out of either.
 TAIL = 2
 ATTENTION_BACK: tuple[Kernel, ...] = (
@@ -68,7 +69,7 @@ def answer(steps: Iterator[Run]) -> tuple[Result, float]:
 def layers_again(*runs: tuple[Sequence[Kernel], bool]) -> Iterator[Run]:
     """Steps whose backward pass has these recomputes before each layer's."""
     for _ in range(STEPS):
-        yield (*ATTENTION, *MLP) * LAYERS, False
+        yield LAYER * LAYERS, False
         yield LOSS, False
         for _ in range(LAYERS):
             yield from runs
@@ -79,10 +80,10 @@ def layers_again(*runs: tuple[Sequence[Kernel], bool]) -> Iterator[Run]:
 def halves_in_layers() -> Iterator[Run]:
     """Reentrant around each layer and around each half of it."""
     for _ in range(STEPS):
-        yield (*ATTENTION, *MLP) * LAYERS, False
+        yield LAYER * LAYERS, False
         yield LOSS, False
         for _ in range(LAYERS):
-            yield (*ATTENTION, *MLP), False
+            yield LAYER, False
             yield MLP, True
             yield MLP_BACK, False
             yield ATTENTION, True
@@ -90,8 +91,7 @@ def halves_in_layers() -> Iterator[Run]:
 
 
 def test_one_stops_early() -> None:
-    layer = (*ATTENTION, *MLP)
-    found, truth = cost(layers_again((layer, True), (layer[:-TAIL], False)))
+    found, truth = cost(layers_again((LAYER, True), (LAYER[:-TAIL], False)))
     assert found.step_ms - found.predicted_step_ms == pytest.approx(truth, rel=0.01)
 
 
@@ -101,8 +101,7 @@ def test_where_an_mlp_has_its_own_checkpoint_no_cost_is_told() -> None:
 
 
 def test_where_none_stops_early_the_range_holds_both() -> None:
-    layer = (*ATTENTION, *MLP)
-    found, truth = cost(layers_again((layer, False), (layer, True)))
+    found, truth = cost(layers_again((LAYER, False), (LAYER, True)))
     early = LAYERS * sum(us for _, us in MLP[-TAIL:]) / 1000
     for saved in (truth, truth + early):
         assert found.predicted_low_ms < found.step_ms - saved < found.predicted_high_ms
@@ -136,23 +135,22 @@ def test_a_gradient_named_as_the_next_layers_first_kernel_is_no_recompute() -> N
 def test_a_kernel_more_than_in_the_forward_pass() -> None:
     """A recompute with gradients has one kernel more than the forward pass."""
     again = (*ATTENTION, ("reduce_kernel", 10), *MLP)
-    found, truth = cost(layers_again(((*ATTENTION, *MLP), True), (again[:-TAIL], False)))
+    found, truth = cost(layers_again((LAYER, True), (again[:-TAIL], False)))
     assert found.step_ms - found.predicted_step_ms == pytest.approx(truth, rel=0.1)
 
 
 def test_a_kernel_before_the_first_recompute_that_stands_before_layers_too() -> None:
     """It seems to be the first one's, and the second has none: either has its last kernel."""
     copy: Kernel = ("copy_kernel", 10)
-    layer = (*ATTENTION, *MLP)
 
     def steps() -> Iterator[Run]:
         for _ in range(STEPS):
-            yield (copy, *layer) * LAYERS, False
+            yield (copy, *LAYER) * LAYERS, False
             yield LOSS, False
             for _ in range(LAYERS):
                 yield (copy,), False
-                yield layer, False
-                yield layer, True
+                yield LAYER, False
+                yield LAYER, True
                 yield (*MLP_BACK, MLP[-1], *ATTENTION_BACK, MLP[-1], copy), False
 
     found, truth = cost(steps())
@@ -165,13 +163,12 @@ def test_two_layers_by_order_alone() -> None:
     """Before the second backward there are as many forwards as a forward pass has."""
 
     def steps() -> Iterator[Run]:
-        layer = (*ATTENTION, *MLP)
         for _ in range(STEPS):
-            yield layer * 2, False
+            yield LAYER * 2, False
             yield LOSS, False
             for _ in range(2):
-                yield layer, True
-                yield layer[:-TAIL], False
+                yield LAYER, True
+                yield LAYER[:-TAIL], False
                 yield (*MLP_BACK, *ATTENTION_BACK), False
 
     found, truth = cost(steps())
