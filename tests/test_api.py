@@ -278,11 +278,20 @@ def test_a_rank_is_asked_for(tmp_path: Path) -> None:
         _ = rs.load_result(tmp_path / "result.json").trace
 
 
-def test_importing_the_package_loads_next_to_nothing() -> None:
-    code = "import sys, recompute_scan; print(*sys.modules)"
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("recompute_scan", {"pandas", "plotly", "msgspec", "click", "jinja2"}),
+        (
+            "recompute_scan.integrations",
+            {"transformers", "lightning", "pytorch_lightning", "accelerate"},
+        ),
+    ],
+)
+def test_importing_the_package_loads_next_to_nothing(name: str, more: set[str]) -> None:
+    code = f"import sys, {name}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"torch", "numpy", "pandas", "plotly", "msgspec", "click", "jinja2"}
-    assert not heavy & set(done.stdout.split())
+    assert not {"torch", "numpy", *more} & set(done.stdout.split())
 
 
 def test_the_package_names_what_it_offers() -> None:
