@@ -229,9 +229,7 @@ def test_only_what_the_spread_leaves_is_said(
 
 def test_a_measured_side_is_compared_by_the_step_of_its_headline() -> None:
     measured = timed(verified(), 200.0, 199.0, 201.0)
-    section, cost = measured.verified, measured.cost
-    assert section is not None
-    assert cost is not None
+    section, cost = present(measured.verified), present(measured.cost)
     side = compare(measured, full()).before
     assert (side.step_ms, side.step_source, side.steps) == (296.1, "measured", 20)
     assert (side.step_low_ms, side.step_high_ms) == (294.0, 299.5)

@@ -13,6 +13,7 @@ from recompute_scan.record.children import run_trial
 from recompute_scan.record.options import RemovalOptions, RunOptions
 from recompute_scan.record.rehearsal import free_bytes
 from recompute_scan.result import Finding, Memory, MemoryPlan, Result
+from tests.present import present
 from tests.record.runs import LAYERS, write_script
 from tests.report import sample_results
 
@@ -131,7 +132,7 @@ def test_the_plan_is_run_with_the_fix(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run_trial(chosen, None, tmp_path / "printed.txt") == 0
     result = with_plan(analyse([chosen.output]), 1, 2)
     assert len(verify.to_remove(result)) == 1
-    section = verify.verify(result, chosen, None, without_checkpointing=False).verified
+    section = present(verify.verify(result, chosen, None, without_checkpointing=False).verified)
 
     runs = chosen.output / "verify"
     assert {run.name: counted(run / "output.txt") for run in runs.iterdir()} == {
@@ -143,11 +144,9 @@ def test_the_plan_is_run_with_the_fix(tmp_path: Path, monkeypatch: pytest.Monkey
         "with-the-plan-1": [[1, 0, 0, 1]],
         "with-the-plan-2": [[1, 0, 0, 1]],
     }
-    assert section is not None
     assert section.with_plan is not None
     assert section.with_plan.modules == SOME
-    arm = section.with_plan.arm
-    assert arm is not None
+    arm = present(section.with_plan.arm)
     assert (arm.status, arm.runs, arm.timed_steps) == ("measured", 2, 8)
     assert arm.step_ms is not None
     assert (section.with_plan.losses.status, section.with_plan.losses.compared) == ("equal", 6)

@@ -10,6 +10,7 @@ from recompute_scan.report.sections.run import rank_groups
 from recompute_scan.report.summary import ranks_sentence
 from recompute_scan.result import Result
 from recompute_scan.result.compare import compare
+from tests.present import present
 from tests.report.page_reader import Page
 from tests.report.pages import RESULTS, page, ranks, traced
 from tests.report.sample_results import doubled, full, inconclusive
@@ -75,10 +76,9 @@ def test_code_in_a_sentence_is_set_as_code() -> None:
 
 def test_what_the_headline_says_is_not_said_again() -> None:
     result = RESULTS["inconclusive"]()
-    assert result.reason is not None
     verdict = Page(page("inconclusive")).one("verdict").text
     assert "Why there is no clearer answer" not in verdict
-    assert result.reason.rstrip(".")[1:] in verdict
+    assert present(result.reason).rstrip(".")[1:] in verdict
     assert "Redundant recomputes" not in Page(page("inconclusive")).one("device").text
 
 
@@ -88,8 +88,6 @@ def test_two_steps_are_drawn_on_one_scale() -> None:
     assert [part.kind for part in after.parts] == ["other", "recompute"]
     ends = [bar.parts[-1].x + bar.parts[-1].width for bar in (before, after)]
     assert ends[0] == pytest.approx(100, abs=0.01)
-    slow, fast = doubled().cost, full().cost
-    assert slow is not None
-    assert fast is not None
+    slow, fast = present(doubled().cost), present(full().cost)
     assert ends[1] == pytest.approx(100 * fast.step_ms / slow.step_ms, abs=0.01)
     assert step_bars(compare(inconclusive(), full())) == ()
