@@ -266,7 +266,7 @@ def _of_consequences(log: Log, failures: Sequence[Failure]) -> Diagnosis | None:
         mismatches = [one for one in log.dumped if one.mismatch]
         signature = hangs.COMPARED if mismatches else hangs.NAMED
         shown = (f"line {one.line}: {one.text}" for one in (mismatches or log.dumped)[:_MOST_SHOWN])
-        return Diagnosis(signature, "medium", (*shown, how_checked(signature)))
+        return Diagnosis(signature, "medium", tuple(shown))
     ended = log.ended if log.ended is not None and log.ended.signal in _SIGNALS else None
     # The launcher's first failure explains why others waited, where that rank did not wait itself.
     gone = log.first_rank is not None and log.first_rank not in {one.rank for one in log.timeouts}
@@ -275,7 +275,7 @@ def _of_consequences(log: Log, failures: Sequence[Failure]) -> Diagnosis | None:
     if ended is not None:
         signature = _SIGNALS[ended.signal]
         shown_end = (f"line {ended.line}: {ended.text}", f"that is {ended.signal}")
-        return Diagnosis(signature, "medium", (*shown_end, how_checked(signature)))
+        return Diagnosis(signature, "medium", shown_end)
     alike = len(failures) > 1 and all(
         any(_IN_RECOMPUTE(one.frames) is not None for one in failure.errors) for failure in failures
     )
@@ -294,11 +294,11 @@ def _of_timeouts(log: Log, failures: Sequence[Failure]) -> Diagnosis:
             saving = _SAVES(raised.frames)
             if saving is not None and len(ranks) > 1 and failure.rank in ranks:
                 shown = _frame_line(failure, n, raised, saving)
-                lines = (*evidence, f"rank {failure.rank}, {shown}", how_checked(hangs.SAVE_HANG))
+                lines = (*evidence, f"rank {failure.rank}, {shown}")
                 others = [one for one in failures if one.rank not in (failure.rank, None)]
                 if all(_SAVES(e.frames) is None for one in others for e in one.errors):
                     return Diagnosis(hangs.SAVE_HANG, "medium", lines, failure.rank)
-    return Diagnosis(signature, "medium", (*evidence, how_checked(signature)))
+    return Diagnosis(signature, "medium", evidence)
 
 
 def diagnose(
@@ -344,7 +344,7 @@ def _hints(log: Log) -> list[Diagnosis]:
         for signature in SIGNATURES:
             if signature.notice and signature.message.search(line.text):
                 key = (signature.code, signature.cause_name)
-                evidence = (f"line {line.number}: {line.text[:300]}", how_checked(signature))
+                evidence = (f"line {line.number}: {line.text[:300]}",)
                 sure: Level = "low" if signature.unsure else "medium"
                 found.setdefault(key, Diagnosis(signature, sure, evidence, hint=True))
     return list(found.values())
@@ -380,9 +380,7 @@ def _evidence(
     if place:
         found.append(f"raised at {place}" + (f", {doing_}" if doing_ else ""))
     found += [_model(model) for model in models if model.checkpoints or model.parallel]
-    found.append(f"Versions: {signature.versions}")
-    found.append(how_checked(signature))
-    return found
+    return [*found, f"Versions: {signature.versions}"]
 
 
 def _frame_line(failure: Failure, n: int, raised: Raised, index: int) -> str:
@@ -390,13 +388,6 @@ def _frame_line(failure: Failure, n: int, raised: Raised, index: int) -> str:
     places = failure.places[n] if failure.places else ()
     line = f"line {places[index]}, " if index < len(places) else ""
     return f"{line}in the failing stack: {frame.place} in {frame.function}"
-
-
-def how_checked(signature: Signature) -> str:
-    """On what the diagnosis rests, in one sentence."""
-    if signature.checked == "reproduced":
-        return "A test script fails in the same way, on a CPU."
-    return "Not reproduced here: this diagnosis rests on logs."
 
 
 def cut(text: str) -> str:
@@ -445,8 +436,7 @@ def findings_of(ends: Sequence[RankEnd]) -> tuple[Finding, ...]:
     if first is None:
         signature, evidence = hangs.of_ranks(ends)
         notes = tuple(f"rank {end.rank}: {note}" for end in ends for note in end.notes)
-        evidence = (*evidence, *notes, how_checked(signature))
-        return (finding_of(Diagnosis(signature, "high", evidence)),)
+        return (finding_of(Diagnosis(signature, "high", (*evidence, *notes))),)
     failure = Failure(first.rank if len(ends) > 1 else None, 0, first.errors)
     # A warning of a step that succeeded does not explain why a later one fails.
     warned = () if first.steps else first.notes
@@ -455,8 +445,11 @@ def findings_of(ends: Sequence[RankEnd]) -> tuple[Finding, ...]:
 
 
 def finding_of(diagnosis: Diagnosis) -> Finding:
-    """A diagnosis in the result's words."""
+    """A diagnosis in the result's words, with how it was checked as its last evidence."""
     known = diagnosis.signature
+    checked = "Not reproduced here: this diagnosis rests on logs."
+    if known.checked == "reproduced":
+        checked = "A test script fails in the same way, on a CPU."
     return Finding(
         code=known.code,
         name=known.name,
@@ -464,7 +457,7 @@ def finding_of(diagnosis: Diagnosis) -> Finding:
         confidence=diagnosis.confidence,
         title=known.title,
         detail=known.cause,
-        evidence=diagnosis.evidence,
+        evidence=(*diagnosis.evidence, checked),
         fix=Fix(
             summary=known.fix,
             disposition="review",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
@@ -248,11 +248,7 @@ class Evidence(Struct, frozen=True, dict=True):
 
     def of_blocks(self, regions: Sequence[Region]) -> str:
         """How many of all blocks these are: ``3 of 8 blocks``."""
-        return f"{len(regions)} of {len(self.regions)} {self._unit}"
-
-    @cached_property
-    def _unit(self) -> str:
-        return unit_of(self.regions)
+        return f"{len(regions)} of {len(self.regions)} {unit_of(self.regions)}"
 
     @cached_property
     def mechanisms(self) -> frozenset[str | None]:
@@ -385,25 +381,8 @@ class Rule(Struct, frozen=True):
         )
 
 
-def review(
-    summary: str,
-    reason: str,
-    *,
-    remove: str,
-    keep: str = "the checkpoint",
-    docs: str = CHECKPOINT_DOCS,
-    diff: str | None = None,
-) -> Fix:
-    """A fix that needs a look, for ``reason``."""
-    return Fix(
-        summary=summary,
-        disposition="review",
-        diff=diff,
-        keep=keep,
-        remove=remove,
-        docs=docs,
-        reason=reason,
-    )
+# A fix that needs a look, for ``reason``.
+review = partial(Fix, disposition="review", diff=None, keep="the checkpoint", docs=CHECKPOINT_DOCS)
 
 
 def predicted(evidence: Evidence) -> Level:

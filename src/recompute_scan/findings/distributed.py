@@ -213,11 +213,7 @@ def checkpoint_without_gradient(evidence: Evidence) -> Iterator[Finding]:
         return
     # The reader of logs is loaded where there is something to say.
     from recompute_scan.diagnose.checkpoint_errors import SILENT  # noqa: PLC0415 - above
-    from recompute_scan.diagnose.outcome import (  # noqa: PLC0415 - above
-        Diagnosis,
-        finding_of,
-        how_checked,
-    )
+    from recompute_scan.diagnose.outcome import Diagnosis, finding_of  # noqa: PLC0415 - above
 
     seen = [
         f"after a backward pass, {what} {first_few(some, _MOST_NAMED)}"
@@ -227,4 +223,4 @@ def checkpoint_without_gradient(evidence: Evidence) -> Iterator[Finding]:
         )
         if some
     ]
-    yield finding_of(Diagnosis(SILENT, "high", (*seen, how_checked(SILENT))))
+    yield finding_of(Diagnosis(SILENT, "high", tuple(seen)))
