@@ -331,13 +331,9 @@ def _calls(before: Result, after: Result) -> tuple[FamilyCalls, ...]:
     rows = []
     for name in dict.fromkeys([*was, *now]):
         one, other = was.get(name), now.get(name)
-        row = FamilyCalls(
-            family=name,
-            forward_before=one.forward_per_step if one else None,
-            forward_after=other.forward_per_step if other else None,
-            recomputed_before=one.recomputed_per_step if one else None,
-            recomputed_after=other.recomputed_per_step if other else None,
-        )
+        counts = ("forward_per_step", "recomputed_per_step")
+        numbers = (getattr(side, count, None) for count in counts for side in (one, other))
+        row = FamilyCalls(name, *numbers)
         if (row.forward_before, row.recomputed_before) != (row.forward_after, row.recomputed_after):
             rows.append(row)
     return tuple(rows)

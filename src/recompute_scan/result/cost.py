@@ -167,7 +167,7 @@ class DeviceTime(Struct, frozen=True):
     overlap_pct: float | None
 
 
-class Hta(Struct, frozen=True):
+class Hta(DeviceTime, frozen=True):
     """The figures of Holistic Trace Analysis for the trace; percentages of the GPU's time.
 
     That time reaches from the first kernel to the last, over all recorded steps. ``overlap_pct``
@@ -176,11 +176,6 @@ class Hta(Struct, frozen=True):
     ``rank`` is the trace's rank, ``own`` recompute-scan's count of the same trace.
     """
 
-    kernel_time_ms: float
-    idle_pct: float
-    compute_pct: float
-    non_compute_pct: float
-    overlap_pct: float | None
     kernel_types: dict[str, float]
     rank: int | None = None
     own: DeviceTime | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -368,7 +367,10 @@ def in_words(fidelity: Fidelity) -> str:
         return f"Not compared: {fidelity.why_not_compared}"
     differing = [region for region in blocks if region.differs]
     updating = [region for region in blocks if region.updates and not region.differs]
-    of = f"of {plural(len(blocks), _counted_as(blocks))}"
+    modules = [region.module for region in blocks]
+    # Where some have several checkpoints, these are counted.
+    each = "block" if all(modules) and len(set(modules)) == len(modules) else "checkpoint"
+    of = f"of {plural(len(blocks), each)}"
     if differing:
         return (
             f"No: the recomputes of {len(differing)} {of} do not compute what their forward "
@@ -392,12 +394,6 @@ def in_words(fidelity: Fidelity) -> str:
     if any(region.rounding for region in blocks):
         return f"Yes, up to rounding: {compared} {of} were compared."
     return f"Yes, to the last bit: {compared} {of} were compared."
-
-
-def _counted_as(regions: Sequence[ComparedRegion]) -> str:
-    """The name of the regions: blocks, or, where some have several checkpoints, these."""
-    modules = [region.module for region in regions]
-    return "block" if all(modules) and len(set(modules)) == len(modules) else "checkpoint"
 
 
 class ComparedGradients(Struct, frozen=True):
