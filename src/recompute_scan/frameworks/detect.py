@@ -198,7 +198,9 @@ class Signature(Struct, frozen=True, kw_only=True):
             began: Number of the line where its traceback begins; 0 under ``run``.
             rank: The rank that raised it; ``None`` where the log does not say.
         """
-        if not _is_called(self.error, raised.name) or not self._says(raised.message):
+        # A terminal may have broken the lines of the message at a width.
+        texts = (raised.message, raised.message.replace("\n", ""))
+        if not _is_called(self.error, raised.name) or not any(map(self.message.search, texts)):
             return None
         frame = line = None
         if self.where is not None and (raised.frames or not self.frameless):
@@ -206,23 +208,16 @@ class Signature(Struct, frozen=True, kw_only=True):
             if frame is None:
                 return None
         if self.nearby is not None:
-            line = self._line(self.nearby, nearby, began, rank)
+            near = (
+                one
+                for one in nearby
+                if (not one.number or began - _NEAR <= one.number <= began)
+                and one.rank in (rank, None)
+            )
+            line = next((one for one in near if self.nearby.search(one.text)), None)
             if line is None:
                 return None
         return Match(frame, line) if self.fits is None or self.fits(raised) else None
-
-    def _says(self, message: str) -> bool:
-        """Is it that message, also where a terminal has broken its lines at a width?"""
-        return any(map(self.message.search, (message, message.replace("\n", ""))))
-
-    def _line(
-        self, pattern: re.Pattern[str], lines: Sequence[LogLine], began: int, rank: int | None
-    ) -> LogLine | None:
-        for line in lines:
-            near = not line.number or began - _NEAR <= line.number <= began
-            if near and line.rank in (rank, None) and pattern.search(line.text):
-                return line
-        return None
 
 
 @lru_cache(4096)  # a log repeats few names of exceptions any number of times
@@ -296,12 +291,7 @@ def described(message: str) -> str:
 
 def all_tensors(condition: Callable[[Mismatch], bool]) -> Fits:
     """Does it hold for every tensor that the error names, and does it name one?"""
-
-    def fits(raised: Raised) -> bool:
-        found = mismatches(raised.message)
-        return bool(found) and all(map(condition, found))
-
-    return fits
+    return lambda raised: bool(found := mismatches(raised.message)) and all(map(condition, found))
 
 
 def any_tensor(condition: Callable[[Mismatch], bool]) -> Fits:

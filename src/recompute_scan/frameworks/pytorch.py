@@ -7,12 +7,15 @@ wrapper in ``torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py`` (a
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec.structs import replace
 
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS, Edit, Mechanism
 
 _VARIANTS = ("use_reentrant as passed; without it reentrant (as of torch 2.14)",)
 ANYWHERE = ("*",)
+_of_torch = partial(Mechanism, docs=CHECKPOINT_DOCS, checked="ran here (torch 2.13.0)")
 
 # Made for FSDP, and shared by all mechanisms that apply it. A second application wraps again.
 WRAPPER = Mechanism(
@@ -59,28 +62,24 @@ COMPILER = Mechanism(
         "can be wrong (pytorch/pytorch issue 190758)."
     ),
 )
-COMPOSABLE = Mechanism(
+COMPOSABLE = _of_torch(
     name="composable-checkpoint",
     title="PyTorch's composable checkpoint",
     keep=90,
     why_keep="it is non-reentrant and leaves the module's class and names as they are",
     remove="delete the checkpoint(module) call",
-    docs=CHECKPOINT_DOCS,
-    checked="ran here (torch 2.13.0)",
     variants=("non-reentrant only",),
     asks=("torch/distributed/_composable/checkpoint_activation.py:*",),
     edits=(Edit("checkpoint", "delete"), Edit("checkpoint", "unwrap")),
     fewer="do not apply checkpoint(module) to {layers}",
     selectively="checkpoint(module, context_fn={context})",
 )
-FIT = Mechanism(
+FIT = _of_torch(
     name="fit",
     title="recompute_scan.fit",
     keep=97,
     why_keep="it measured memory, and recomputes only what does not fit",
     remove="delete the recompute_scan.fit(…) call",
-    docs=CHECKPOINT_DOCS,
-    checked="ran here (torch 2.13.0)",
     variants=("non-reentrant only",),
     asks=("recompute_scan/fitting/layer_switch.py:*",),
     switches=("recompute_scan.fitting:fit",),
@@ -88,38 +87,32 @@ FIT = Mechanism(
     fewer="give recompute_scan.fit(…) more memory, which then keeps {layers}",
     selectively="leave that to recompute_scan.fit(…), which tries it where it fits",
 )
-SEQUENTIAL = Mechanism(
+SEQUENTIAL = _of_torch(
     name="checkpoint-sequential",
     title="torch.utils.checkpoint.checkpoint_sequential",
     keep=40,
     why_keep="it checkpoints whole segments and is the code's own choice",
     remove="run the modules one after the other instead of through checkpoint_sequential(…)",
-    docs=CHECKPOINT_DOCS,
-    checked="ran here (torch 2.13.0)",
     variants=_VARIANTS,
     asks=("torch/utils/checkpoint.py:checkpoint_sequential",),
 )
-SELECTIVE = Mechanism(
+SELECTIVE = _of_torch(
     name="selective-checkpoint",
     title="selective checkpointing (context_fn)",
     keep=95,
     why_keep="it saves what is expensive to compute and recomputes only the rest",
     remove="call the function itself: checkpoint(f, x, …) becomes f(x)",
-    docs=CHECKPOINT_DOCS,
-    checked="ran here (torch 2.13.0)",
     variants=("non-reentrant only; public since torch 2.5",),
     asks=ANYWHERE,
     selective=True,
     edits=(Edit("checkpoint", "call"),),
 )
-DIRECT = Mechanism(
+DIRECT = _of_torch(
     name="torch-checkpoint",
     title="torch.utils.checkpoint.checkpoint",
     keep=30,
     why_keep="the code itself chose what to checkpoint",
     remove="call the function itself: checkpoint(f, x, …) becomes f(x)",
-    docs=CHECKPOINT_DOCS,
-    checked="ran here (torch 2.13.0)",
     variants=_VARIANTS,
     asks=ANYWHERE,
     edits=(Edit("checkpoint", "call"),),
@@ -131,25 +124,23 @@ DIRECT = Mechanism(
     launchers=("torch.distributed", "torch._inductor", "torch.multiprocessing"),
     engines=(("DistributedDataParallel", "DDP"),),
 )
-LIBRARY = Mechanism(
+LIBRARY = _of_torch(
     name="library-checkpoint",
     title="a library's own checkpointing",
     keep=48,
     why_keep="the library chose what to checkpoint",
     remove="switch checkpointing off in the library, by an argument or a method of its model",
-    docs=CHECKPOINT_DOCS,
     checked="ran here (torch 2.13.0, a library made for the test)",
     variants=_VARIANTS,
     caution="It is not known which of its settings switches it on; the line shown is the call "
     "that led there.",
 )
-OWN = Mechanism(
+OWN = _of_torch(
     name="own-function",
     title="a checkpoint function of your own",
     keep=25,
     why_keep="the code itself chose what to checkpoint",
     remove="call the layer itself instead of the function's apply(…)",
-    docs=CHECKPOINT_DOCS,
     checked="ran here (torch 2.13.0, functions as in guided-diffusion, unsloth and Megatron)",
     variants=("its own; reentrant, as every autograd function that runs its forward again",),
     caution="Other work of the function, such as moving saved tensors to the host, goes too.",
