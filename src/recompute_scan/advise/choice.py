@@ -12,6 +12,7 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -24,7 +25,6 @@ from recompute_scan.frameworks.base import (
     FEWER,
     Edit,
     Mechanism,
-    Rename,
     is_configuration,
     opposite,
 )
@@ -58,6 +58,8 @@ class RunFacts(Struct, frozen=True):
 
 UNKNOWN_RUN = RunFacts()
 
+# A fix that needs a look, without a diff.
+review = partial(Fix, disposition="review", diff=None)
 NOT_READ = "The file of that line could not be read, so there is no diff to check."
 
 
@@ -92,19 +94,24 @@ def removal(mechanism: Mechanism, site: str | None, source: Source | None, run: 
             return f"pass {given} on the command line: by default it is on"
         return f"leave {site} out of the command line"
     statement = source.statement if source else ""
-    keyword = next((name for name in _settings(mechanism) if _names(statement, name)), None)
+    settings = (edit for edit in mechanism.edits if edit.how in ("keyword", "entry"))
+    setting = next((edit for edit in settings if _names(statement, edit.name)), None)
     if _in_configuration(site):
-        return f"{f'set {keyword} to false' if keyword else 'switch it off'}{place(site)}"
-    if keyword is not None:
-        value = next(edit.value for edit in mechanism.edits if edit.name == keyword)
-        return f"set {keyword}={value}{place(site)}"
+        return f"{f'set {setting.name} to false' if setting else 'switch it off'}{place(site)}"
+    if setting is not None:
+        return f"set {setting.name}={setting.value}{place(site)}"
     return f"{worded(mechanism.remove, mechanism, run, statement)}{place(site)}"
 
 
 def worded(text: str, mechanism: Mechanism, run: RunFacts, statement: str = "") -> str:
     """The text in the words of the statement, else of the installed version, else of both."""
     for rename in mechanism.renames:
-        text = _renamed(text, rename, run, statement)
+        if rename.old in text and not _names(statement, rename.old):
+            new = run.has(rename.package, rename.since)
+            if new or _names(statement, rename.new):
+                text = text.replace(rename.old, rename.new)
+            elif new is None:
+                text = f"{text} ({rename.new} from {rename.package} {rename.since})"
     return text
 
 
@@ -126,21 +133,6 @@ def why_no_diff(mechanism: Mechanism, site: str | None, source: Source | None) -
     if mechanism.caution and not mechanism.edits:
         return mechanism.caution
     return "The fix does not edit the statement on that line, so there is no diff to check."
-
-
-def _renamed(text: str, rename: Rename, run: RunFacts, statement: str) -> str:
-    if rename.old not in text or _names(statement, rename.old):
-        return text
-    new = run.has(rename.package, rename.since)
-    if new or _names(statement, rename.new):
-        return text.replace(rename.old, rename.new)
-    if new is None:
-        return f"{text} ({rename.new} from {rename.package} {rename.since})"
-    return text
-
-
-def _settings(mechanism: Mechanism) -> list[str]:
-    return [edit.name for edit in mechanism.edits if edit.how in ("keyword", "entry")]
 
 
 def _names(statement: str, name: str) -> bool:
@@ -209,10 +201,8 @@ def advise_removal(
         if IN_PARTS in kept.options and kept.around == dropped.around:
             keep = _keep(kept, checkpoints, run)
         other = f"the other one, {title_of(dropped)}" if mechanism else "the other one"
-        return Fix(
+        return review(
             summary="Two checkpoints enclose each block: keep only one of them.",
-            disposition="review",
-            diff=None,
             keep=keep,
             remove=f"{other}; record with `recompute-scan run` to see which line it is",
             docs=CHECKPOINT_DOCS,
@@ -454,10 +444,8 @@ def _applied_once(
         reason = "A change of that line removes both, unless that line makes the second call."
     else:
         summary = f"Apply {name} once: keep it{place(kept.call_site)}, leave it out{place(site)}"
-    return Fix(
+    return review(
         summary=f"{summary}.",
-        disposition="review",
-        diff=None,
         keep=f"{name}, applied once.",
         remove=remove,
         docs=mechanism.docs,
@@ -520,14 +508,7 @@ def _keep(kept: Checkpoint, checkpoints: Sequence[Checkpoint], run: RunFacts) ->
 
 # Keywords of `torch.utils.checkpoint.checkpoint` itself; all others go to the function.
 _CHECKPOINT_KEYWORDS = frozenset(
-    {
-        "context_fn",
-        "debug",
-        "determinism_check",
-        "early_stop",
-        "preserve_rng_state",
-        "use_reentrant",
-    }
+    "context_fn debug determinism_check early_stop preserve_rng_state use_reentrant".split()
 )
 
 
@@ -543,12 +524,8 @@ def edited(source: Source, edits: Iterable[Edit]) -> list[str] | None:
     # Numbers of lines that the text does not have, or an end of line that only Python counts.
     if not lines or any("\r" in line for line in lines):
         return None
-    statement = _Statement(lines, source.alone)
-    for edit in edits:
-        new = statement.changed(edit)
-        if new is not None:
-            return new
-    return None
+    found = map(_Statement(lines, source.alone).changed, edits)
+    return next((new for new in found if new is not None), None)
 
 
 def turned_off(source: Source, edits: Iterable[Edit]) -> list[str] | None:

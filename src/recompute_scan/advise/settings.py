@@ -11,6 +11,7 @@ from recompute_scan.advise.choice import (
     leave_out,
     mechanism_of,
     place,
+    review,
     switch_of,
     title_of,
     worded,
@@ -61,10 +62,8 @@ def advise_fewer(
     else:
         setting = leave_out(mechanism, run).format(layers=layers, title=title)
     where = f" ({checkpoint.call_site})" if checkpoint.call_site else ""
-    return Fix(
+    return review(
         summary=f"Stop checkpointing {layers}: {setting}{where}.",
-        disposition="review",
-        diff=None,
         keep="no checkpoint at all" if whole else f"{title} for all other layers",
         remove=f"{title} for {layers}",
         docs=mechanism.docs if mechanism else CHECKPOINT_DOCS,
@@ -81,10 +80,8 @@ def advise_selective(
     title = title_of(checkpoint)
     mechanism = find_mechanism(checkpoint.mechanism)
     template = mechanism.selectively if mechanism else SELECTIVELY
-    return Fix(
+    return review(
         summary=template.format(title=title, context=context) + ".",
-        disposition="review",
-        diff=None,
         keep="the recompute of everything else in the layers; the checkpoint must be "
         "non-reentrant (torch 2.5 and newer)",
         remove="nothing",
