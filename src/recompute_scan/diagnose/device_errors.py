@@ -101,6 +101,8 @@ _DEVICE = Signature(
     sources=(_CUDA_NOTES,),
 )
 
+# Where frames show what went on, the words of CUDA, HIP and NCCL say it too.
+_FULL_ANYWHERE = replace(_DEVICE, message=_FULL)
 _READY_TWICE = Signature(
     code="RS111",
     cause_name="reentrant",
@@ -181,9 +183,8 @@ SIGNATURES = (
         sources=("huggingface/accelerate/issues/3232", "huggingface/accelerate/pull/1181"),
     ),
     replace(
-        _DEVICE,
+        _FULL_ANYWHERE,
         cause_name="saving",
-        message=_FULL,
         where=_SAVES,
         title="The GPU ran out of memory while saving",
         cause="""Saving copies state on the GPU: quantized weights into another layout, or shards
@@ -193,9 +194,8 @@ SIGNATURES = (
         sources=("huggingface/peft/issues/447", _CUDA_NOTES),
     ),
     replace(
-        _DEVICE,
+        _FULL_ANYWHERE,
         cause_name="evaluation",
-        message=_FULL,
         where=doing("evaluation"),
         title="The GPU ran out of memory while evaluating",
         cause="""Evaluation keeps the predictions of all batches, often full logits. Checkpoints
@@ -205,9 +205,8 @@ SIGNATURES = (
         sources=("huggingface/transformers/issues/7232", _CUDA_NOTES),
     ),
     replace(
-        _DEVICE,
+        _FULL_ANYWHERE,
         cause_name="generation",
-        message=_FULL,
         where=doing("generation"),
         title="The GPU ran out of memory while generating",
         cause="""The key-value cache grows with every token and sequence. Checkpoints change
@@ -217,9 +216,8 @@ SIGNATURES = (
         sources=("vllm-project/vllm/issues/188", _CUDA_NOTES),
     ),
     replace(
-        _DEVICE,
+        _FULL_ANYWHERE,
         cause_name="loading",
-        message=_FULL,
         where=doing("loading"),
         title="The GPU ran out of memory while weights or state were loaded",
         cause="""The weights, or a second copy of them, do not fit. Checkpointing changes nothing
@@ -229,9 +227,8 @@ SIGNATURES = (
         sources=("karpathy/nanoGPT/pull/236", _CUDA_NOTES),
     ),
     replace(
-        _DEVICE,
+        _FULL_ANYWHERE,
         cause_name="training",
-        message=_FULL,
         where=_trains,
         title="The GPU ran out of memory in a training step",
         cause="""The step needs more memory than there is. Removing one of two doubled checkpoints

@@ -372,11 +372,8 @@ def of_ranks(ranks: Sequence[RankEnd]) -> tuple[Signature, tuple[str, ...]]:
 
 def collective(stack: Sequence[Frame]) -> str | None:
     """The outermost call of torch.distributed that the stack is in; ``None`` where in none."""
-    for frame in stack:
-        match = _CALL.search(frame.site)
-        if match is not None and match["name"] not in _WRAPPERS:
-            return match["name"]
-    return None
+    calls = (match["name"] for frame in stack if (match := _CALL.search(frame.site)))
+    return next((name for name in calls if name not in _WRAPPERS), None)
 
 
 def _by_itself(stack: Sequence[Frame]) -> bool:

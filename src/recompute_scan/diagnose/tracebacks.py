@@ -366,10 +366,10 @@ _WORDS: dict[Activity, str] = {
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
     """The innermost frame outside installed packages; ``None`` where there is none."""
-    for frame in reversed(frames):
-        if not _INSTALLED.search(frame.file.replace("\\", "/")):
-            return frame
-    return None
+    return next(
+        (one for one in reversed(frames) if not _INSTALLED.search(one.file.replace("\\", "/"))),
+        None,
+    )
 
 
 def user_place(frames: Sequence[Frame]) -> str | None:
