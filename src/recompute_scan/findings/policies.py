@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -12,7 +12,7 @@ from recompute_scan.cost.memory import KeptAttention
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule, predicted, review
 from recompute_scan.frameworks.base import SELECTIVE_DOCS
 from recompute_scan.recompute import vocabulary
-from recompute_scan.result import Checkpoint, Cost, Finding, Fix, Memory, MemoryPlan, Region
+from recompute_scan.result import Cost, Finding, Memory, MemoryPlan, Region
 from recompute_scan.result.fidelity import DecidedOperator, PolicyEntry, WatchedPolicy
 from recompute_scan.result.patch import change_diff
 from recompute_scan.units import ms, pct, plural, size
@@ -49,9 +49,7 @@ def _headroom(evidence: Evidence, cost: Cost, memory: Memory, plan: MemoryPlan) 
     chosen = [region for region in evidence.regions if region.ordinal in plan.regions]
     checkpointed = [region for region in evidence.regions if region.checkpoints]
     whole = len(chosen) >= len(checkpointed)
-    stacks: dict[tuple[Checkpoint, ...], int] = defaultdict(int)
-    for region in chosen:
-        stacks[region.checkpoints] += 1
+    stacks = Counter(region.checkpoints for region in chosen)
     stack = max(stacks, key=lambda checkpoints: stacks[checkpoints])
     freed = sum(one.saved_bytes or 0 for one in memory.regions if one.ordinal in set(plan.regions))
     now = memory.plans[0].peak_bytes
@@ -145,11 +143,10 @@ def _fits(memory: Memory | None, kept: KeptAttention) -> str:
 
 def describe_decided(policy: WatchedPolicy) -> tuple[str, ...]:
     """The policy and its checkpoint, as lines of evidence."""
-    defined = place(policy.defined or None)
     asked = plural(policy.regions, "region")
     return (
-        f"policy: {policy.name}{defined}",
-        f"checkpoint: {policy.mechanism or 'unknown'}{place(policy.site or None)}, {asked}",
+        f"policy: {policy.name}{place(policy.defined)}",
+        f"checkpoint: {policy.mechanism or 'unknown'}{place(policy.site)}, {asked}",
     )
 
 
@@ -173,15 +170,8 @@ def _dear(evidence: Evidence) -> Iterator[tuple[WatchedPolicy, DecidedOperator, 
                 yield policy, one, time, 100 * time / cost.step_ms
 
 
-def keep_too(summary: str, reason: str) -> Fix:
-    """The fix that lets a policy keep one more operator."""
-    return review(
-        summary=summary,
-        keep="what the policy keeps already",
-        remove="",
-        docs=SELECTIVE_DOCS,
-        reason=reason,
-    )
+# The fix that lets a policy keep one more operator.
+keep_too = partial(review, keep="what the policy keeps already", remove="", docs=SELECTIVE_DOCS)
 
 
 def spell_overloads(
@@ -382,8 +372,8 @@ def expensive_op_not_listed(evidence: Evidence) -> Iterator[Finding]:
                 f"{one.name}: met {one.met} times, recomputed {one.recomputed} times",
             ),
             fix=keep_too(
-                f"Keep torch.ops.{one.name} too, if its {size(one.result_bytes)} fit.",
-                "It takes memory.",
+                summary=f"Keep torch.ops.{one.name} too, if its {size(one.result_bytes)} fit.",
+                reason="It takes memory.",
             ),
             saving_ms=time,
             saving_pct=part,
@@ -463,8 +453,8 @@ def recompute_buys_nothing(evidence: Evidence) -> Iterator[Finding]:
                 f"{one.name}: {size(one.result_bytes)} returned, {held} still there",
             ),
             fix=keep_too(
-                f"Keep torch.ops.{one.name} too: its results are in memory anyway.",
-                "Other calls of the operator may have results that are freed today.",
+                summary=f"Keep torch.ops.{one.name} too: its results are in memory anyway.",
+                reason="Other calls of the operator may have results that are freed today.",
             ),
             saving_ms=time,
             saving_pct=part,
