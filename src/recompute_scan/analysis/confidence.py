@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recompute_scan.recompute.study import RecomputeFacts, disagreeing_steps
-from recompute_scan.result import DOUBLED_LEAD, MEASURED, Cost, Level, Result, Verdict
+from recompute_scan.result import DOUBLED_LEAD, MEASURED, Level, Result, Verdict
 from recompute_scan.result.recompute import unit_of
 from recompute_scan.result.run_record import each_pass
 from recompute_scan.trace.calls import Calls
@@ -297,7 +297,11 @@ def _free_operators(result: Result) -> int:
 def _gain(result: Result) -> str:
     verified = result.verified
     if verified is None or verified.outcome not in MEASURED:
-        return _predicted_gain(result.cost)
+        cost = result.cost
+        if cost is None or cost.saving_pct < _WORTH_SAYING:
+            return ""
+        # A percentage where the step times carry one, else a share in words.
+        return f" and {rounded(cost.saving_pct, cost.saving_is_rough)} of the step is wasted"
     if verified.outcome == "losses-differ":
         return "; the fix was tried, and it changes the losses"
     before, after = ms(verified.before_step_ms), ms(verified.after_step_ms)
@@ -307,13 +311,6 @@ def _gain(result: Result) -> str:
     if verified.outcome == "slower":
         return f"; the fix was tried, and a step takes {after} instead of {before}"
     return f"; the fix was tried, and a step takes as long as before ({before})"
-
-
-def _predicted_gain(cost: Cost | None) -> str:
-    """A percentage where the step times carry one, else a share in words."""
-    if cost is None or cost.saving_pct < _WORTH_SAYING:
-        return ""
-    return f" and {rounded(cost.saving_pct, cost.saving_is_rough)} of the step is wasted"
 
 
 def _decapitalised(sentence: str) -> str:

@@ -112,7 +112,9 @@ def result_from(
     info, known = info or _NO_RECORD, info is not None
     # No step takes no time: a record that says so has not timed it.
     timed = tuple(filter(None, info.timed_steps_ms))
-    priced = _is_priced(facts, compiled)
+    # Operators that run again inside a compiled graph, and recomputes that only annotations show,
+    # are in no trace, and so have no price.
+    priced = (compiled is None or compiled.priced) and not facts.judgement.by_marks
     cost = _price(facts, timed, priced)
     scale = time_scale(facts, timed)
     regions = _regions(opened, scale, info, compiled)
@@ -134,9 +136,10 @@ def result_from(
         info.watched,
     )
     findings, checked = check_all(evidence)
+    warnings = (*info.warnings, *filter(None, [info.message]), *doubts(facts))
     device, step_ms = device_name(facts.trace, environment), cost.step_ms if cost else None
     result = replace(
-        _counted(facts, opened, scale, _warnings(facts, info)),
+        _counted(facts, opened, scale, warnings),
         confidence=sure,
         regions=regions,
         cost=cost,
@@ -168,15 +171,6 @@ def _answered(
 
     found = answer_without_backward(facts, graphs) or answer_compiled(facts, graphs)
     return (found.facts, found.opened, found) if found else (facts, facts, None)
-
-
-def _is_priced(facts: RecomputeFacts, compiled: Answered | None) -> bool:
-    """Does the trace show all recomputes?
-
-    Operators that run again inside a compiled graph are in no trace, and so have no price. The
-    same is true of recomputes that only annotations show.
-    """
-    return (compiled is None or compiled.priced) and not facts.judgement.by_marks
 
 
 def _price(facts: RecomputeFacts, timed: Sequence[float], priced: bool) -> Cost | None:
@@ -352,10 +346,6 @@ def _environment(trace: Trace, info: RunInfo) -> dict[str, str]:
             if isinstance(distributed.get(key), (str, int)):
                 environment.setdefault(key, str(distributed[key]))
     return environment
-
-
-def _warnings(facts: RecomputeFacts, info: RunInfo) -> tuple[str, ...]:
-    return (*info.warnings, *filter(None, [info.message]), *doubts(facts))
 
 
 # With fewer bytes of JSON for each, a second process costs more than it brings.

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from recompute_scan._version import __version__
 from recompute_scan.analysis.confidence import headline
-from recompute_scan.compiled.code import Alone, answer_alone, graphs_from
+from recompute_scan.compiled.code import answer_alone, graphs_from
 from recompute_scan.compiled.logs import CompilerLog
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
@@ -306,7 +306,9 @@ def result_of_log(log: CompilerLog) -> Result:
     alone = answer_alone(graphs)
     judgement = alone.judgement
     environment = {"torch": graphs.torch} if graphs.torch else {}
-    sure = _confidence(alone)
+    # One account, so never ``high``; ``low`` where checkpoints around the code are not known.
+    told = alone.surrounded and judgement.verdict != "inconclusive"
+    sure: Level = "medium" if told else "low"
     seen = Evidence(confidence=sure, environment=environment, graphs=alone.code)
     findings, checked = check_all(seen)
     warnings = [_SAYS, _SURROUNDED if alone.surrounded else _UNSURROUNDED]
@@ -331,12 +333,6 @@ def result_of_log(log: CompilerLog) -> Result:
         compiled=alone.code,
     )
     return replace(result, headline=headline(result))
-
-
-def _confidence(alone: Alone) -> Level:
-    """One account, so never ``high``; ``low`` where checkpoints around the code are not known."""
-    told = alone.surrounded and alone.judgement.verdict != "inconclusive"
-    return "medium" if told else "low"
 
 
 _TORCH = re.compile(r"(?:^|.*/)torch/.{0,400}\.py$")

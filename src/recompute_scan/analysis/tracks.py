@@ -117,7 +117,10 @@ def events(facts: RecomputeFacts) -> Iterator[bytes]:
         track = tracks.get((kind, thread))
         if track is None:
             track = tracks[kind, thread] = len(tracks) + 1
-            yield from _describe(track, kind)
+            about = {"ph": "M", "pid": PROCESS, "tid": track, "ts": 0}
+            if track == 1:
+                yield _json({**about, "name": "process_name", "args": {"name": PROCESS}})
+            yield _json({**about, "name": "thread_name", "args": {"name": _TITLES[kind]}})
         yield _slice(name, track, start, duration, number)
 
 
@@ -147,22 +150,16 @@ def _blocks(facts: RecomputeFacts) -> Int64:
     return found
 
 
-def _describe(number: int, kind: str) -> Iterator[bytes]:
-    about = {"ph": "M", "pid": PROCESS, "tid": number, "ts": 0}
-    if number == 1:
-        yield _json({**about, "name": "process_name", "args": {"name": PROCESS}})
-    yield _json({**about, "name": "thread_name", "args": {"name": _TITLES[kind]}})
-
-
 def _slice(name: str, track: int, start: int, duration: int, block: int) -> bytes:
     event = {"ph": "X", "cat": PROCESS, "name": name, "pid": PROCESS, "tid": track}
     beside = {"block": block} if block >= 0 else {}
     text = _json({**event, "args": beside})
     # Times are written digit by digit: a double would lose the nanoseconds of 1970's clock.
-    return text[:-1] + f',"ts":{_us(start)},"dur":{_us(duration)}}}'.encode()
+    return text[:-1] + f',"ts":{us(start)},"dur":{us(duration)}}}'.encode()
 
 
-def _us(ns: int) -> str:
+def us(ns: int) -> str:
+    """The µs of a time in ns, exact: ``1.005``."""
     whole, rest = divmod(ns, 1000)
     return f"{whole}.{rest:03d}" if rest else str(whole)
 
