@@ -83,7 +83,9 @@ def _torchs_own() -> tuple[frozenset[str], frozenset[str]]:
     operators = frozenset(
         library + name for library, *words in lines for word in words for name in names_of(word)
     )
-    nodes = {_camel(name.partition("::")[2]) + "Backward" for name in operators}
+    # As torch's code generator does, so that `pool2d` gives `Pool2D`.
+    words = (name.partition("::")[2].split("_") for name in operators)
+    nodes = {"".join(map(str.title, parts)) + "Backward" for parts in words}
     return operators, frozenset(nodes) | frozenset(_NODES.split())
 
 
@@ -91,11 +93,6 @@ def names_of(word: str) -> tuple[str, ...]:
     """The names that a word of the list stands for: ``abs~`` for ``abs`` and ``abs_``."""
     stem = word.rstrip("".join(ENDINGS))
     return (stem, *(stem + ENDINGS[mark] for mark in word[len(stem) :]))
-
-
-def _camel(name: str) -> str:
-    # As torch's code generator does, so that `pool2d` gives `Pool2D`.
-    return "".join(part.title() for part in name.split("_"))
 
 
 _PREFIX = re.compile(r"(cuda|cu|hip|hsa|nccl|rccl)_?(?=[A-Z])")

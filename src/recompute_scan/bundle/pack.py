@@ -37,9 +37,7 @@ from recompute_scan.frameworks.registry import MECHANISMS
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.report import words
 from recompute_scan.report.render import render_html, render_markdown
-from recompute_scan.report.templating import markdown_code as code
-from recompute_scan.report.templating import markdown_prose as prose
-from recompute_scan.report.templating import visible
+from recompute_scan.report.templating import markdown_code, markdown_prose, visible
 from recompute_scan.result import Finding, Result, to_json
 from recompute_scan.result.run_record import RunInfo, encode_run_info, run_info_name
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits
@@ -58,17 +56,21 @@ def issue_text(
         before: The original, which knows by which of a library's names the script calls it.
     """
     result = replace(result, findings=tuple(_as_called(one, before) for one in result.findings))
+    facts = {"recompute-scan": result.tool_version, **result.environment}.items()
     parts = [
         f"## Activation recompute: {words.VERDICT_WORDS[result.verdict]}",
         "*What did you expect instead, and what does the training script do? (Two sentences.)*",
         "### Versions",
-        _versions(result),
+        "\n".join(f"- {markdown_code(name, 60)} {markdown_code(value)}" for name, value in facts),
         "### Findings",
         render_markdown(result).rstrip("\n").replace("\n#### ", "\n##### "),
         "### Call sites, relative to their packages",
         _sites(result),
         "### How to reproduce",
-        _reproduce(result),
+        "With the archive attached here, and recompute-scan "
+        f"{markdown_code(result.tool_version, 20)}:\n\n"
+        "```console\n$ recompute-scan analyze ARCHIVE.zip\n```\n\n"
+        "With the script: `recompute-scan run SCRIPT`.",
         _left_out(differences, dropped),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -97,11 +99,6 @@ def _as_called(finding: Finding, before: Result | None) -> Finding:
     return replace(finding, fix=fix)
 
 
-def _versions(result: Result) -> str:
-    facts = {"recompute-scan": result.tool_version, **result.environment}
-    return "\n".join(f"- {code(name, 60)} {code(value)}" for name, value in facts.items())
-
-
 def _sites(result: Result) -> str:
     sites = dict.fromkeys(
         checkpoint.call_site
@@ -111,23 +108,18 @@ def _sites(result: Result) -> str:
     )
     if not sites:
         return "Not known: only a trace that `recompute-scan run` recorded names them."
-    return "\n".join(f"- {code(site)}" for site in sites)
-
-
-def _reproduce(result: Result) -> str:
-    version = code(result.tool_version, 20)
-    return (
-        f"With the archive attached here, and recompute-scan {version}:\n\n"
-        "```console\n$ recompute-scan analyze ARCHIVE.zip\n```\n\n"
-        "With the script: `recompute-scan run SCRIPT`."
-    )
+    return "\n".join(f"- {markdown_code(site)}" for site in sites)
 
 
 def _left_out(differences: Sequence[str], dropped: Sequence[str]) -> str:
     if not differences and not dropped:
         return "The archive gives the verdict, the counts and the cost of the original."
-    lines = [f"- left out to make the archive small: {prose(phrase)}" for phrase in dropped]
-    lines += [f"- differs from the original: {prose(sentence)}" for sentence in differences]
+    lines = [
+        f"- left out to make the archive small: {markdown_prose(phrase)}" for phrase in dropped
+    ]
+    lines += [
+        f"- differs from the original: {markdown_prose(sentence)}" for sentence in differences
+    ]
     return "\n".join(["### Left out, and different", "", *lines])
 
 

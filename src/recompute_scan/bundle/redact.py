@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from recompute_scan.analysis.tracks import us
 from recompute_scan.bundle.names import Names
 from recompute_scan.frameworks.registry import find_mechanism, packages
 from recompute_scan.recompute import vocabulary
@@ -67,6 +68,10 @@ _WORDS: dict[str, frozenset[str]] = {
     "torch_compile": frozenset({"used", "not used"}),
     "backend": frozenset({"nccl", "gloo", "mpi", "ucc", "cpu:gloo,cuda:nccl", "undefined"}),
 }
+# Fields of a run record that go in as they are.
+_KEPT = (
+    "rank world_size status exit_status device warmup_steps timed_steps_ms profiled_steps"
+).split()
 _NUMBERS = frozenset({"world_size", "local_world_size", "threads"})
 _GPU = re.compile(
     r"NVIDIA|AMD|Intel|Tesla|Quadro|GeForce|RTX|GTX|TITAN|Instinct|Radeon|Graphics|Ada|Generation"
@@ -120,14 +125,7 @@ def clean_run_record(info: RunInfo, trace: str) -> RunInfo:
         "failed": "The script failed.",
     }
     return RunInfo(
-        rank=info.rank,
-        world_size=info.world_size,
-        status=info.status,
-        exit_status=info.exit_status,
-        device=info.device,
-        warmup_steps=info.warmup_steps,
-        timed_steps_ms=info.timed_steps_ms,
-        profiled_steps=info.profiled_steps,
+        **{name: getattr(info, name) for name in _KEPT},
         trace=trace,
         stacks=None,
         message=messages[info.status],
@@ -449,18 +447,13 @@ def trace_json(trace: Trace, rows: Int64) -> Iterator[bytes]:
                 fields += f',"Fwd thread id":{maker + 1}'
             lines.append(
                 f'{{"ph":"X","cat":"{_CATEGORY[kind]}","name":{names[name]},{places[thread]},'
-                f'"ts":{_us(ts)},"dur":{_us(dur)},"args":{{{fields[1:]}}}}}'
+                f'"ts":{us(ts)},"dur":{us(dur)},"args":{{{fields[1:]}}}}}'
             )
         yield (",\n" + ",\n".join(lines)).encode()
     yield b"\n]}\n"
 
 
 _CATEGORY = {int(kind): text for kind, text in CATEGORIES.items()}
-
-
-def _us(ns: int) -> str:
-    whole, rest = divmod(ns, 1000)
-    return f"{whole}.{rest:03d}" if rest else str(whole)
 
 
 def _head(trace: Trace) -> dict[str, Any]:
