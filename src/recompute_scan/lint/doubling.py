@@ -61,10 +61,7 @@ def script_findings(
 
 def asks(keywords: dict[str, Any]) -> bool:
     """Whether Trainer arguments switch the model's own on, by the older name or the newer."""
-    return any(
-        keywords.get(name) is True
-        for name in ("gradient_checkpointing", "activation_checkpointing")
-    )
+    return any(keywords.get(name) is True for (name,) in _OWN)
 
 
 def settings_findings(

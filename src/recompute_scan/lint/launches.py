@@ -415,9 +415,8 @@ def on_in_script(file: str, script: Script, pinned: Pinned) -> Iterator[SwitchIn
     for line, keywords in script.arguments:
         if asks(keywords):
             given = keywords.get("gradient_checkpointing_kwargs")
-            variant = _variant(
-                given.get("use_reentrant") if isinstance(given, dict) else None, pinned
-            )
+            reentrant = given.get("use_reentrant") if isinstance(given, dict) else None
+            variant = _variant(reentrant, pinned)
             yield SwitchInFile(file, line, "Trainer arguments", _OWN, variant)
         config = keywords.get("fsdp_config")
         if isinstance(config, dict) and config.get("activation_checkpointing") is True:

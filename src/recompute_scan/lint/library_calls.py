@@ -9,6 +9,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -417,11 +418,8 @@ def pinned_beside(folder: Path, installed: str | None = None) -> Pinned:
 
 def _texts(folder: Path) -> Iterator[str]:
     for file in (*sorted(folder.glob("requirements*.txt")), folder / "pyproject.toml"):
-        try:
-            with opened(file) as stream:
-                yield stream.read(_LARGE).decode(errors="replace")
-        except OSError:
-            continue
+        with suppress(OSError), opened(file) as stream:
+            yield stream.read(_LARGE).decode(errors="replace")
 
 
 def _allowed(pin: str) -> Iterator[str]:

@@ -205,18 +205,14 @@ def diff(found: Iterable[Found]) -> str:
 def _edited(before: list[str], findings: list[Found]) -> list[str]:
     after: list[str | None] = list(before)
     for finding in findings:
+        at = finding.line - 1
         if finding.edit == "off":
-            _switch_off(after, finding.line)
+            if said := _ON.match(after[at] or "") if 0 <= at < len(after) else None:
+                rest = said.string[said.end(3) :]
+                after[at] = f"{said[1]}{said[2]}{opposite(said[3])}{rest}"
         else:
             _delete(after, before, finding.line)
     return [line for line in after if line is not None]
-
-
-def _switch_off(after: list[str | None], line: int) -> None:
-    said = _ON.match(after[line - 1] or "") if 0 < line <= len(after) else None
-    if said is not None:
-        rest = said.string[said.end(3) :]
-        after[line - 1] = f"{said[1]}{said[2]}{opposite(said[3])}{rest}"
 
 
 def _delete(after: list[str | None], before: list[str], line: int) -> None:

@@ -79,7 +79,11 @@ class _ScriptReader(ast.NodeVisitor):
         return replace(
             self.found,
             switches=[*self._all_switches(helpers), *self.library.plugged],
-            modules=frozenset(self._modules()),
+            modules=frozenset(
+                f"{name}:{kind.lineno}"
+                for name, kind in self.names.classes.items()
+                if any(self.names.origin(base).endswith("LightningModule") for base in kind.bases)
+            ),
             helpers=helpers,
             parses=bool(names & {"transformers.HfArgumentParser", "trl.TrlParser"}),
             trl=any(name in ("trl.SFTConfig", "trl.TrlParser") for name in names),
@@ -93,7 +97,9 @@ class _ScriptReader(ast.NodeVisitor):
     def generic_visit(self, node: ast.AST) -> None:
         if isinstance(node, _SCOPES):
             self._into(node, scope=getattr(node, "name", "lambda"))
-        elif isinstance(node, _BRANCHES) and not _is_main(node):
+        elif isinstance(node, _BRANCHES) and not (
+            isinstance(node, ast.If) and ast.unparse(node.test).startswith("__name__ ==")
+        ):
             if isinstance(node, ast.If):
                 self._condition(node)
             self._arms(node)
@@ -172,13 +178,6 @@ class _ScriptReader(ast.NodeVisitor):
                 found.add(name)
         return frozenset(found - {"forward"})
 
-    def _modules(self) -> list[str]:
-        return [
-            f"{name}:{kind.lineno}"
-            for name, kind in self.names.classes.items()
-            if any(self.names.origin(base).endswith("LightningModule") for base in kind.bases)
-        ]
-
     def _all_switches(self, helpers: Mapping[str, Sequence[Inside]]) -> list[CheckpointSwitch]:
         """The script's switches; one in a helper stands where the helper is called."""
         moved: set[CheckpointSwitch] = set()
@@ -228,7 +227,3 @@ def _entries(node: ast.Dict, path: tuple[str, ...]) -> Iterator[Setting]:
         else:
             constant = value.value if isinstance(value, ast.Constant) else None
             yield Setting(at, constant, key.lineno)
-
-
-def _is_main(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test).startswith("__name__ ==")

@@ -270,8 +270,16 @@ class Calls(Statements):
         return ()
 
     def _enter(self, value: Object, call: Call) -> Held:
-        """Call a module."""
-        return self._body(value, call)
+        """Call a module, through the checkpoints that are around it."""
+        around = list(value.around)
+
+        def enter(number: int) -> Held:
+            if number < 0:
+                return self._body(value, call)
+            site, when = around[number]
+            return self._inside(site, when, lambda: enter(number - 1))
+
+        return enter(len(around) - 1)
 
     def _body(self, value: Object, call: Call, *, own: bool = True) -> Held:
         if isinstance(value.kind, Kind):

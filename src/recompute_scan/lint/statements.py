@@ -254,14 +254,9 @@ class Statements:
                 frame.names[alias.asname or alias.name] = one(found)
             else:
                 frame.names[alias.asname or alias.name] = one(External(name))
-            if alias.name == "*" and found is not None:
-                self._star(found, frame)
-
-    def _star(self, module: Module, frame: Frame) -> None:
-        file = self.sources.locate(module.base)
-        if file is not None:
-            names = self._module(file).names.items()
-            frame.names.update({name: held for name, held in names if name[0] != "_"})
+            if alias.name == "*" and found and (file := self.sources.locate(found.base)):
+                names = self._module(file).names.items()
+                frame.names.update({name: held for name, held in names if name[0] != "_"})
 
     def _on_return(self, node: ast.Return, frame: Frame) -> bool:
         frame.returned.append(
@@ -334,22 +329,17 @@ class Statements:
             frame_names = with_false if left else with_true
             self._conditions = after_false if left else after_true
         else:
-            frame_names = self._merged(with_true, true, with_false, false)
+            frame_names = {}
+            for name in {**with_true, **with_false}:
+                one_way, other = with_true.get(name), with_false.get(name)
+                if one_way is other and one_way is not None:
+                    frame_names[name] = one_way
+                else:
+                    both = (under(one_way or (), true), under(other or (), false))
+                    frame_names[name] = pooled(both)
         names.clear()
         names.update(frame_names)
         return False
-
-    def _merged(
-        self, one_way: dict[str, Held], true: Conditions, other: dict[str, Held], false: Conditions
-    ) -> dict[str, Held]:
-        merged = {}
-        for name in {**one_way, **other}:
-            left, right = one_way.get(name), other.get(name)
-            if left is right and left is not None:
-                merged[name] = left
-            else:
-                merged[name] = pooled((under(left or (), true), under(right or (), false)))
-        return merged
 
     def _on_for(self, node: ast.For | ast.AsyncFor, frame: Frame) -> bool:
         self._bind(node.target, elements(self.value(node.iter, frame)), frame)
@@ -448,14 +438,11 @@ class Statements:
         known, true, false = self._test(node.test, frame)
         if known is not None:
             return self.value(node.body if known else node.orelse, frame)
-        return self._both(((true, node.body), (false, node.orelse)), frame)
-
-    def _both(self, arms: Iterable[tuple[Conditions, ast.expr]], frame: Frame) -> Held:
         kept, found = self._conditions, []
-        for conditions, node in arms:
+        for conditions, arm in ((true, node.body), (false, node.orelse)):
             self._conditions = kept | conditions
             if not contradict(self._conditions):
-                found.append(under(self.value(node, frame), conditions))
+                found.append(under(self.value(arm, frame), conditions))
         self._conditions = kept
         return pooled(found)
 

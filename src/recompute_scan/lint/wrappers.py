@@ -69,18 +69,6 @@ _DEEPEST = 40
 class Checkpoints(Calls):
     """A walk that notes the checkpoints it meets inside others."""
 
-    def _enter(self, value: Object, call: Call) -> Held:
-        """Call a module, through the checkpoints that are around it."""
-        around = list(value.around)
-
-        def enter(number: int) -> Held:
-            if number < 0:
-                return self._body(value, call)
-            site, when = around[number]
-            return self._inside(site, when, lambda: enter(number - 1))
-
-        return enter(len(around) - 1)
-
     def _place(self, call: Call) -> tuple[str, int]:
         """Where the script names the checkpointed module: outside of helpers that get it passed."""
         frame, place = call.frame, (call.frame.file, call.node.lineno)
@@ -330,8 +318,13 @@ class _Walks:
         follower = Checkpoints(self.sources, self.file)
         try:
             frame = follower.run()
-            if way:
-                self._call(follower, way, frame)
+            for value, _ in frame.names.get(way[0], ()) if way else ():
+                if isinstance(value, Function):
+                    follower.call_whole(value, frame)
+                elif isinstance(value, Kind):
+                    made = follower.make(value, frame)
+                    for method, _ in follower._attribute(made, way[1]):
+                        follower.call_whole(method, frame)
             kinds = set() if way else {names[0] for names in self.parts if len(names) > 1}
             _use_what_was_made(follower, frame, kinds)
         except (Enough, RecursionError):
@@ -341,15 +334,6 @@ class _Walks:
         for nested in follower.nested:
             nested.early_stop_off = follower.early_stop_off
             yield nested
-
-    def _call(self, follower: Checkpoints, way: tuple[str, ...], frame: Frame) -> None:
-        for value, _ in frame.names.get(way[0], ()):
-            if isinstance(value, Function):
-                follower.call_whole(value, frame)
-            elif isinstance(value, Kind):
-                made = follower.make(value, frame)
-                for method, _ in follower._attribute(made, way[1]):
-                    follower.call_whole(method, frame)
 
 
 def _use_what_was_made(follower: Checkpoints, frame: Frame, kinds: set[str]) -> None:
