@@ -50,18 +50,15 @@ def fingerprint(finding: Finding, result: Result) -> str:
     Made of the code and of the mechanisms and files that the evidence names, without line
     numbers, counts and times, which change with every edit and every run.
     """
-    parts = {
-        f"{checkpoint.mechanism}|{_stable(site.file) if site else ''}"
-        for checkpoint in _named(finding, result)
-        for site in [_parse_site(checkpoint.call_site)]
-    }
+    parts = set()
+    for checkpoint in _named(finding, result):
+        site = _parse_site(checkpoint.call_site)
+        file = site.file if site else ""
+        # The folder of an absolute path differs from machine to machine.
+        stable = PurePosixPath(file).name if file.startswith("/") else file
+        parts.add(f"{checkpoint.mechanism}|{stable}")
     text = "\n".join([finding.code, *sorted(parts)])
     return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
-
-
-def _stable(file: str) -> str:
-    """The path, or the name alone where the folder differs from machine to machine."""
-    return PurePosixPath(file).name if file.startswith("/") else file
 
 
 def _named(finding: Finding, result: Result) -> list[Checkpoint]:
