@@ -14,6 +14,7 @@ from typing import Any
 import click
 from markupsafe import Markup
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from recompute_scan import units
 from recompute_scan.frameworks.registry import find_title
@@ -40,13 +41,11 @@ from recompute_scan.report.summary import diff_lines
 from recompute_scan.report.templating import (
     fill,
     fill_part,
+    markdown_code,
     markdown_prose,
     regions_csv,
     script_json,
     visible,
-)
-from recompute_scan.report.templating import (
-    markdown_code as code,
 )
 from recompute_scan.report.words import family_words
 from recompute_scan.result import Result, to_json
@@ -199,12 +198,12 @@ def render_markdown(
     result = summary.with_next_steps(result, after, folder)
     parts = [section.as_markdown(result) for section in sections_of(result)]
     steps = [
-        f"- {markdown_prose(one.what)} {code(one.text, 500)}"
+        f"- {markdown_prose(one.what)} {markdown_code(one.text, 500)}"
         for one in result.next_steps
         if result.crash is not None or result.verdict != "inconclusive"
     ]
     parts.append("\n".join(["**Next**", "", *steps] if steps else []))
-    parts.append(f"recompute-scan {code(result.tool_version, 20)}")
+    parts.append(f"recompute-scan {markdown_code(result.tool_version, 20)}")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -371,17 +370,11 @@ def rows(comparison: Comparison) -> list[tuple[str, str, str]]:
     return [(label, cell(comparison.before), cell(comparison.after)) for label, cell in cells]
 
 
-def call_rows(comparison: Comparison) -> list[tuple[str, str, str, str, str]]:
+def call_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """Family; forward calls per step before and after; those run again before and after."""
     return [
-        (
-            family_words(calls.family),
-            _count(calls.forward_before),
-            _count(calls.forward_after),
-            _count(calls.recomputed_before),
-            _count(calls.recomputed_after),
-        )
-        for calls in comparison.calls
+        (family_words(family), *map(_count, numbers))
+        for family, *numbers in map(astuple, comparison.calls)
     ]
 
 

@@ -19,7 +19,7 @@ from recompute_scan.files import HOME, is_run
 from recompute_scan.report import words
 from recompute_scan.report.blocks import analysed, of_memory_alone
 from recompute_scan.report.templating import lines
-from recompute_scan.result import MEASURED, Breakdown, Result
+from recompute_scan.result import MEASURED, Breakdown, Cost, Result
 from recompute_scan.result.fidelity import is_open
 from recompute_scan.result.patch import fixes
 from recompute_scan.result.recompute import DOUBLED
@@ -85,15 +85,14 @@ def step_after(result: Result) -> StepAfter | None:
         if before and after and after.step_ms and after.step_low_ms and after.step_high_ms:
             low, high = after.step_low_ms, after.step_high_ms
             return StepAfter(before, after.step_ms, low, high, measured=True)
-    if cost is None:
-        return None
-    return StepAfter(
-        cost.step_ms,
-        cost.predicted_step_ms,
-        cost.predicted_low_ms,
-        cost.predicted_high_ms,
-        measured=False,
-    )
+    return None if cost is None else _predicted(cost, cost.step_ms)
+
+
+def _predicted(cost: Cost, now_ms: float, scale: float = 1.0) -> StepAfter:
+    """The prediction for a step that takes ``scale`` times as long as the recorded one."""
+    times = (cost.predicted_step_ms, cost.predicted_low_ms, cost.predicted_high_ms)
+    after, low, high = (scale * time for time in times)
+    return StepAfter(now_ms, after, low, high, measured=False)
 
 
 def predicted_beside(result: Result) -> StepAfter | None:
@@ -107,14 +106,7 @@ def predicted_beside(result: Result) -> StepAfter | None:
     if verified is None or cost is None or not verified.before_step_ms or cost.step_ms <= 0:
         return None
     before = verified.before_step_ms if verified.outcome in MEASURED else cost.step_ms
-    scale = before / cost.step_ms
-    return StepAfter(
-        before,
-        scale * cost.predicted_step_ms,
-        scale * cost.predicted_low_ms,
-        scale * cost.predicted_high_ms,
-        measured=False,
-    )
+    return _predicted(cost, before, before / cost.step_ms)
 
 
 def saving(result: Result) -> StepAfter | None:
@@ -269,7 +261,10 @@ def _step_after(result: Result) -> KeyNumber:
             note = "the compiler's graphs have no times; --verify measures a fix"
         return KeyNumber(label, UNKNOWN, note)
     if step.measured:
-        return KeyNumber(label, ms(step.after_ms), _measured_note(result, step))
+        predicted = predicted_beside(result)
+        note = f"measured with the fix applied; {ms(step.now_ms)} now"
+        note += f"; {ms(predicted.after_ms)} was predicted" if predicted else ""
+        return KeyNumber(label, ms(step.after_ms), note)
     if saving(result) is not None:
         note = f"{ms(step.now_ms)} now; likely {span(step.low_ms, step.high_ms)} after the fix"
         return KeyNumber(label, ms(step.after_ms), note)
@@ -279,12 +274,6 @@ def _step_after(result: Result) -> KeyNumber:
         within = span(step.low_ms, step.high_ms)
         return KeyNumber(label, within, f"{ms(step.now_ms)} now; {words.NOT_CERTAIN}")
     return KeyNumber(label, ms(step.now_ms), words.first_true(result, words.STEP_NOTE))
-
-
-def _measured_note(result: Result, step: StepAfter) -> str:
-    note = f"measured with the fix applied; {ms(step.now_ms)} now"
-    predicted = predicted_beside(result)
-    return f"{note}; {ms(predicted.after_ms)} was predicted" if predicted else note
 
 
 def attention_sentence(result: Result) -> str | None:

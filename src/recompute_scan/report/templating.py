@@ -231,16 +231,9 @@ def _hash(text: str) -> str:
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 _COLUMNS = (
-    "ordinal",
-    "module",
-    "module_class",
-    "forward_runs_per_step",
-    "recompute_runs_per_backward",
-    "mean_recompute",
-    "forward_ms_per_step",
-    "recompute_ms_per_step",
-    "redundant_ms_per_step",
-)
+    "ordinal module module_class forward_runs_per_step recompute_runs_per_backward mean_recompute "
+    "forward_ms_per_step recompute_ms_per_step redundant_ms_per_step"
+).split()
 
 
 def regions_csv(result: Result) -> str:

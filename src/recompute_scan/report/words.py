@@ -12,10 +12,8 @@ from recompute_scan.frameworks.registry import find_title
 from recompute_scan.result import (
     Checkpoint,
     Cost,
-    CrossCheck,
     EvidenceLevel,
     Fix,
-    PlainCount,
     Result,
     Verdict,
 )
@@ -273,7 +271,10 @@ RECOMPUTES_NOTE = (
 )
 # Notes on the share of a step where nothing is redundant.
 SHARE_NOTE = (
-    Said("spent on recomputes that save memory", lambda r: _spent(r) and by_checkpoints(r)),
+    Said(
+        "spent on recomputes that save memory",
+        lambda r: by_checkpoints(r) and bool(r.cost and r.cost.recompute_ms > 0),
+    ),
     Said("spent on recomputes", lambda r: r.cost is not None),
 )
 NOT_CERTAIN = "a saving is not certain"
@@ -310,10 +311,6 @@ NEEDED = (
 # Of these groups the first that is true is printed, of MEANING all that are.
 FIRST_TRUE = (NEEDED, UNKNOWN_NOTE, RECOMPUTES_NOTE, SHARE_NOTE, STEP_NOTE, CHECKING, NO_CALL_SITES)
 FIXED = (*MEANING, *(said for group in FIRST_TRUE for said in group))
-
-
-def _spent(result: Result) -> bool:
-    return result.cost is not None and result.cost.recompute_ms > 0
 
 
 EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
@@ -430,7 +427,10 @@ def plain_count_row(result: Result) -> tuple[str, str] | None:
     check = result.cross_check
     if check is None:
         return None
-    shown = _shown(check)
+    # The first operator that differs, else the first.
+    shown = next(iter(check.counts), None)
+    if check.agrees is False:
+        shown = next((row for row in check.counts if row.inside != row.matched), shown)
     if shown is None:
         return _AGREES[check.agrees], "no operator that only a forward pass has"
     name = shown.name.removeprefix("aten::")
@@ -455,11 +455,3 @@ def plain_count_table(result: Result) -> list[tuple[str, ...]]:
         )
         for row in (result.cross_check.counts if result.cross_check else ())
     ]
-
-
-def _shown(check: CrossCheck) -> PlainCount | None:
-    """The first operator that differs, else the first."""
-    first = next(iter(check.counts), None)
-    if check.agrees is False:
-        return next((row for row in check.counts if row.inside != row.matched), first)
-    return first

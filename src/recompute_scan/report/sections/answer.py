@@ -445,10 +445,9 @@ def _cause(result: Result) -> Finding | None:
 
 def _first_end(crash: Crash) -> RankEnd | None:
     """The rank that the headline speaks of, else the first that hangs."""
-    for end in crash.ranks:
-        if end.rank == crash.rank if crash.kind != "hung" else end.ending == "hung":
-            return end
-    return None
+    if crash.kind == "hung":
+        return next((end for end in crash.ranks if end.ending == "hung"), None)
+    return next((end for end in crash.ranks if end.rank == crash.rank), None)
 
 
 def _rank_words(end: RankEnd) -> str:

@@ -87,11 +87,6 @@ def _same_computation_lead(result: Result) -> str:
     return in_words(known(result.fidelity))
 
 
-def _same_computation_html(result: Result) -> Mapping[str, Any]:
-    fidelity = known(result.fidelity)
-    return {"rows": _rows(fidelity), "keeping": _keeping(fidelity)}
-
-
 def _same_computation_text(page: Page, result: Result) -> None:
     said = _same_computation_lead(result)
     if said not in result.headline:
@@ -104,7 +99,10 @@ SAME_COMPUTATION = Section(
     title=SAME,
     template="same_computation.html",
     present=lambda result: result.fidelity is not None,
-    html=_same_computation_html,
+    html=lambda result: {
+        "rows": _rows(known(result.fidelity)),
+        "keeping": _keeping(known(result.fidelity)),
+    },
     lead=_same_computation_lead,
     text=_same_computation_text,
     link="Fidelity",

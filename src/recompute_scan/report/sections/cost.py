@@ -323,15 +323,6 @@ def _removed(verified: Verified) -> list[str]:
     ]
 
 
-def _measured_fix_html(result: Result) -> Mapping[str, Any]:
-    verified = known(result.verified)
-    return {
-        "table": _table(result, verified),
-        "sentences": measured_sentences(result),
-        "removed": _removed(verified),
-    }
-
-
 def _measured_fix_text(page: Page, result: Result) -> None:
     verified = known(result.verified)
     table = _table(result, verified)
@@ -373,7 +364,11 @@ MEASURED_FIX = Section(
     title=measured_title,
     template="measured_fix.html",
     present=lambda result: analysed(result) and result.verified is not None,
-    html=_measured_fix_html,
+    html=lambda result: {
+        "table": _table(result, known(result.verified)),
+        "sentences": measured_sentences(result),
+        "removed": _removed(known(result.verified)),
+    },
     text=_measured_fix_text,
     markdown=_measured_fix_markdown,
     link="Measured",
@@ -419,10 +414,6 @@ def _rows(hta: Hta) -> list[tuple[str, str, str]]:
     ]
 
 
-def _hta_figures_html(result: Result) -> Mapping[str, Any]:
-    return {"rows": _rows(known(result.hta)), "columns": _COLUMNS, "says": _SAYS}
-
-
 def _hta_figures_text(page: Page, result: Result) -> None:
     page.title(_title(result))
     page.prose(_SAYS)
@@ -446,7 +437,7 @@ HTA_FIGURES = Section(
     title=_title,
     template="hta_figures.html",
     present=lambda result: analysed(result) and result.hta is not None,
-    html=_hta_figures_html,
+    html=lambda result: {"rows": _rows(known(result.hta)), "columns": _COLUMNS, "says": _SAYS},
     text=_hta_figures_text,
     markdown=_hta_figures_markdown,
 )

@@ -27,8 +27,6 @@ _MORE_THAN_ONCE = 1.005
 
 def _block_by_block_text(page: Page, result: Result) -> None:
     groups = block_groups(result.regions)
-    if not groups:
-        return
     page.title("Blocks")
     for group in groups[:_MOST_GROUPS_TEXT]:
         more = group.first.recompute_runs_per_backward >= _MORE_THAN_ONCE
@@ -47,8 +45,6 @@ def _group_words(group: BlockGroup, *, more: bool) -> str:
 
 def _block_by_block_markdown(result: Result) -> str:
     groups = block_groups(result.regions)
-    if not groups:
-        return ""
     rows = [
         f"| {markdown_code(group.label, 80)} | {len(group.regions)} "
         f"| **{times(group.first.recompute_runs_per_backward)}** "

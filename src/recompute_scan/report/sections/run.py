@@ -94,16 +94,13 @@ def _trace_health_text(page: Page, result: Result) -> None:
 
 def _trace_health_markdown(result: Result) -> str:
     notes = markdown_list(note[:600] for note in result.warnings)
-    worth_knowing = f"#### Note\n\n{notes}" if notes else ""
-    return "\n\n".join(part for part in (worth_knowing, _environment(result)) if part)
-
-
-def _environment(result: Result) -> str:
+    parts = [f"#### Note\n\n{notes}"] if notes else []
     shown = list(result.environment.items())[:_MOST_ENVIRONMENT]
     each = [f"{markdown_code(name, 60)} {markdown_code(value)}" for name, value in shown]
-    if not each:
-        return ""
-    return f"<details><summary>Environment</summary>\n\n{', '.join(each)}\n\n</details>"
+    if each:
+        about = ", ".join(each)
+        parts.append(f"<details><summary>Environment</summary>\n\n{about}\n\n</details>")
+    return "\n\n".join(parts)
 
 
 TRACE_HEALTH = Section(
