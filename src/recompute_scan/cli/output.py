@@ -168,15 +168,14 @@ def _there(path: Path | None) -> str | None:
     return None if path is None or not path.exists() else str(path.absolute())
 
 
-def events_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The option, as ``events``; empty without it."""
-    return click.option(
-        "--events",
-        type=click.Path(dir_okay=False),
-        default="",
-        help="Append events to FILE, one JSON object per line.",
-        metavar="FILE",
-    )(command)
+# As ``events``; empty without it.
+events_option = click.option(
+    "--events",
+    type=click.Path(dir_okay=False),
+    default="",
+    help="Append events to FILE, one JSON object per line.",
+    metavar="FILE",
+)
 
 
 # Of variables that set options: RECOMPUTE_SCAN_RUN_STEPS=3.

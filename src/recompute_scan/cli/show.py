@@ -163,7 +163,7 @@ def _explain_code(code: str, *, verbose: bool) -> int:
     from recompute_scan.report.finding_words import in_short, sheet
 
     finding = code.upper().startswith("RS")
-    text = page(code) if finding else message(code)
+    text = page(code) if finding else messages().get(code.upper())
     if text is None:
         kind = "finding" if finding else "message"
         raise UsageError("E214", f"There is no {kind} {code.upper()}.", hint=_nearest(code))
@@ -410,11 +410,6 @@ def _docs() -> Path:
     here = Path(__file__).parents[1]
     installed = here / "docs"
     return installed if installed.is_dir() else here.parents[1] / "docs"
-
-
-def message(code: str) -> str | None:
-    """The documentation of an error, as Markdown; ``None`` where there is none."""
-    return messages().get(code.upper())
 
 
 def messages() -> dict[str, str]:
