@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from recompute_scan.errors import UsageError
+from recompute_scan.terminal import file_at
 
 SCHEMA = "recompute-scan-event/1"
 # A line stays below what a pipe takes whole (PIPE_BUF, 4,096 bytes).
@@ -220,8 +221,10 @@ class EventStream:
             return "it is the script's own"
         try:
             self._open()
-            if stat.S_ISREG(self._mode) and not _may_append(self.path):
-                return "it holds something else than events"
+            if stat.S_ISREG(self._mode):
+                with open(self.path, "rb") as file:  # noqa: PTH123 - text, as given
+                    if file.read(9) not in (b"", b'{"event":'):
+                        return "it holds something else than events"
         except (OSError, ValueError) as error:  # a name with a null character
             return getattr(error, "strerror", None) or str(error)
         return None
@@ -252,11 +255,7 @@ class EventStream:
         """Whether the descriptor is still that file: a script may close what it has not opened,
         and open something else by its number.
         """
-        try:
-            found = os.fstat(self._descriptor)
-        except OSError:
-            return False
-        return (found.st_dev, found.st_ino) == self._file
+        return file_at(self._descriptor) == self._file
 
     def _write(self, line: bytes) -> None:
         if not self._ours():
@@ -326,12 +325,6 @@ def _absolute(path: str) -> str:
         return _SCRIPTS[int(held[1])]
     there = f"/proc/{os.getpid()}/fd/{held[1]}"
     return there if Path("/proc/self/fd").exists() else path
-
-
-def _may_append(path: str) -> bool:
-    with open(path, "rb") as file:  # noqa: PTH123 - text, as given
-        begins = file.read(9)
-    return begins in (b"", b'{"event":')
 
 
 def _encoded(event: AnyEvent, process: int, rank: int | None, lost: int) -> bytes:

@@ -39,7 +39,9 @@ def join() -> None:
     options = os.environ.pop(VARIABLE, None)
     if options is None:
         return
-    command = joined(sys.orig_argv, options, _tool_folders())
+    folders = [sysconfig.get_path(name) for name in ("scripts", "purelib", "platlib", "stdlib")]
+    folders.append(os.path.dirname(sys.executable))  # noqa: PTH120 - links are not followed
+    command = joined(sys.orig_argv, options, folders)
     if command is None:
         os.environ[VARIABLE] = options  # for those that this process starts
     else:
@@ -89,7 +91,10 @@ def joined(argv: Sequence[str], options: str, tool_folders: Sequence[str]) -> li
             before = ["-" + letters[:ends]] if ends else []
             return [*argv[1:at], *before, *_run(options), "-m", module, *rest]
         at += 1
-    if at >= len(argv) or argv[at] in ("-", MAIN) or _lies_in(argv[at], tool_folders):
+    if at >= len(argv) or argv[at] in ("-", MAIN):
+        return None
+    script = Path(argv[at]).absolute()
+    if any(script.is_relative_to(folder) for folder in tool_folders):
         return None
     return [*argv[1:at], *_run(options), *argv[at:]]
 
@@ -103,17 +108,6 @@ def _is_tool(module: str) -> bool:
     from recompute_scan.frameworks.registry import launchers  # noqa: PLC0415
 
     return any(module == tool or module.startswith(f"{tool}.") for tool in (*_TOOLS, *launchers()))
-
-
-def _lies_in(script: str, folders: Sequence[str]) -> bool:
-    path = Path(script).absolute()
-    return any(path.is_relative_to(folder) for folder in folders)
-
-
-def _tool_folders() -> list[str]:
-    names = ("scripts", "purelib", "platlib", "stdlib")
-    own = [sysconfig.get_path(name) for name in names]
-    return [*own, os.path.dirname(sys.executable)]  # noqa: PTH120 - links are not followed
 
 
 class Recorded(Struct, frozen=True):

@@ -77,15 +77,14 @@ def tell(note: Note) -> tuple[str, ...]:
 
 def _found(name: str, find: Callable[[], list[Any]]) -> list[Any]:
     try:
-        return find()
+        return [one for one in find() if one is not None]
     except Exception:  # another module of that name, say
         _log.warning("Whether %s is in use is not known", name, exc_info=True)
         return []
 
 
 def _open_wandb() -> list[Any]:
-    run = getattr(sys.modules.get("wandb"), "run", None)
-    return [] if run is None else [run]
+    return [getattr(sys.modules.get("wandb"), "run", None)]
 
 
 def _tell_wandb(run: Any, note: Note, scalars: dict[str, float], files: list[Path]) -> None:
@@ -106,8 +105,7 @@ def _tell_wandb(run: Any, note: Note, scalars: dict[str, float], files: list[Pat
 
 def _open_mlflow() -> list[Any]:
     active = getattr(sys.modules.get("mlflow"), "active_run", None)
-    run = active() if active is not None else None
-    return [] if run is None else [run]
+    return [] if active is None else [active()]
 
 
 def _tell_mlflow(run: Any, note: Note, scalars: dict[str, float], files: list[Path]) -> None:
@@ -153,8 +151,7 @@ def _tell_tensorboard(
 
 def _open_trackio() -> list[Any]:
     current = getattr(sys.modules.get("trackio.context_vars"), "current_run", None)
-    run = current.get() if current is not None else None
-    return [] if run is None else [run]
+    return [] if current is None else [current.get()]
 
 
 def _tell_trackio(run: Any, note: Note, scalars: dict[str, float], files: list[Path]) -> None:

@@ -96,9 +96,9 @@ def message(trial: Trial) -> str:
     return said[0] if said else f"It ended with exit status {trial.exit_status}."
 
 
-def most(trials: Sequence[Trial], value: Callable[[Measurements], int | None]) -> int | None:
-    """The largest value over all ranks of these runs; ``None`` where none is known."""
-    found = [value(measured) for trial in trials for measured in trial.measured]
+def most(trials: Sequence[Trial], name: str) -> int | None:
+    """The largest of this measurement over all ranks of these runs; ``None`` if none is known."""
+    found = [getattr(measured, name) for trial in trials for measured in trial.measured]
     return max((number for number in found if number is not None), default=None)
 
 
@@ -226,6 +226,8 @@ def _halves(regions: Sequence[Region]) -> list[Sequence[Region]]:
 # they are this many times as far off as its own, and by this share of the largest loss.
 _FAR = 10
 _FAR_OF_A_LOSS = 1e-3
+# The figures of :class:`Verified` that follow from both step times.
+_SAVING = "saving_ms saving_low_ms saving_high_ms saving_pct more_time_pct".split()
 # Of the step: a saving that this bounds on both sides is none worth a change.
 _SMALL = 0.05
 
@@ -324,18 +326,17 @@ def _measured(
     if runs and arm_after and arm_before.step_ms and arm_after.step_ms:
         # Of a machine that runs at two speeds the median of either way alone may be of either.
         shares = [fixed / unchanged for run in runs for unchanged, fixed in run]
-        arm_after = _with_step(arm_after, arm_before.step_ms * median(shares))
+        step = arm_before.step_ms * median(shares)
+        low, high = arm_after.step_low_ms or step, arm_after.step_high_ms or step
+        within = {"step_low_ms": min(low, step), "step_high_ms": max(high, step)}
+        arm_after = replace(arm_after, step_ms=step, **within)
     losses = _losses(before, after)
     return Verified(
         outcome="not-tried",
         removed=removed,
         before_step_ms=arm_before.step_ms,
         after_step_ms=arm_after.step_ms if arm_after else None,
-        saving_ms=None,
-        saving_low_ms=None,
-        saving_high_ms=None,
-        saving_pct=None,
-        more_time_pct=None,
+        **dict.fromkeys(_SAVING),
         before_peak_bytes=_peak(arm_before),
         after_peak_bytes=_peak(arm_after),
         losses_equal={"equal": True, "different": False}.get(losses.status),
@@ -378,17 +379,12 @@ def _arm(trials: Sequence[Trial], times: Sequence[Sequence[float]] = ()) -> Arm:
         step_ms=median(steps),
         step_low_ms=min(low for low, _ in intervals),
         step_high_ms=max(high for _, high in intervals),
-        peak_allocated_bytes=most(trials, lambda measured: measured.peak_allocated_bytes),
-        peak_reserved_bytes=most(trials, lambda measured: measured.peak_reserved_bytes),
-        peak_rss_bytes=most(trials, lambda measured: measured.peak_rss_bytes),
+        peak_allocated_bytes=most(trials, "peak_allocated_bytes"),
+        peak_reserved_bytes=most(trials, "peak_reserved_bytes"),
+        peak_rss_bytes=most(trials, "peak_rss_bytes"),
         verdict=seen.verdict if seen else None,
         recompute_per_backward=seen.recompute_per_backward if seen else None,
     )
-
-
-def _with_step(arm: Arm, step: float) -> Arm:
-    low, high = arm.step_low_ms or step, arm.step_high_ms or step
-    return replace(arm, step_ms=step, step_low_ms=min(low, step), step_high_ms=max(high, step))
 
 
 def _peak(arm: Arm | None) -> int | None:
@@ -399,12 +395,8 @@ def _peak(arm: Arm | None) -> int | None:
 
 def _grew(before: Sequence[Trial], after: Sequence[Trial]) -> int | None:
     """How much higher the peak is with the fix; ``None`` where runs of one way differ by more."""
-    kinds: tuple[Callable[[Measurements], int | None], ...] = (
-        lambda measured: measured.peak_allocated_bytes,
-        lambda measured: measured.peak_rss_bytes,
-    )
-    for value in kinds:
-        mine, others = ([most([one], value) for one in runs] for runs in (before, after))
+    for name in ("peak_allocated_bytes", "peak_rss_bytes"):
+        mine, others = ([most([one], name) for one in runs] for runs in (before, after))
         without = [peak for peak in mine if peak is not None]
         fixed = [peak for peak in others if peak is not None]
         if without and fixed:
@@ -452,10 +444,10 @@ def _outcome(section: Verified, after: Sequence[Trial]) -> Outcome:
 def _without_figures(section: Verified) -> Verified:
     """The section without figures: the unchanged script ran once more, without the fix."""
     figures = (
-        "after after_step_ms after_peak_bytes memory_grew_bytes saving_ms saving_low_ms "
-        "saving_high_ms saving_pct more_time_pct losses_equal gradients_with_fix"
+        "after after_step_ms after_peak_bytes memory_grew_bytes losses_equal gradients_with_fix"
     )
-    return replace(section, **dict.fromkeys(figures.split()), losses=Losses("not-seen"))
+    unknown = dict.fromkeys((*figures.split(), *_SAVING))
+    return replace(section, **unknown, losses=Losses("not-seen"))
 
 
 def _with_plan(
@@ -487,15 +479,11 @@ def _losses(before: Sequence[Trial], after: Sequence[Trial]) -> Losses:
     if repeat == 0.0:
         status = "equal" if changed == 0.0 else "different"
     elif repeat is not None:
-        most = max(_FAR * repeat, _FAR_OF_A_LOSS * _largest(before[0], compared))
+        losses = (loss for rank in before[0].measured for loss in rank.losses[:compared])
+        largest = max(abs(float.fromhex(loss)) for loss in losses)
+        most = max(_FAR * repeat, _FAR_OF_A_LOSS * largest)
         status = "different" if changed is None or changed > most else "not-repeatable"
     return Losses(status, compared, changed, repeat, seeded)
-
-
-def _largest(trial: Trial, number: int) -> float:
-    """The largest of the first ``number`` losses, whatever its sign."""
-    losses = [loss for rank in trial.measured for loss in rank.losses[:number]]
-    return max(abs(float.fromhex(loss)) for loss in losses)
 
 
 def _largest_difference(one: Trial, others: Sequence[Trial], number: int) -> float | None:

@@ -132,17 +132,12 @@ def _gather(
             found[place] = future.result()
             on_done(len(found))
         except Exception as failure:
-            if not _worker_died(failure):
+            # Dask's own errors (KilledWorker, closed connections) say so by where they are defined.
+            by_dask = type(failure).__module__.startswith("distributed")
+            if not by_dask and not isinstance(failure, BrokenExecutor):
                 raise
             lost[place] = _reason(failure)
     return lost
-
-
-def _worker_died(error: BaseException) -> bool:
-    from concurrent.futures import BrokenExecutor  # noqa: PLC0415 - as above
-
-    # Dask's own errors (KilledWorker, closed connections) say so by where they are defined.
-    return isinstance(error, BrokenExecutor) or type(error).__module__.startswith("distributed")
 
 
 def _reason(error: BaseException) -> str:
