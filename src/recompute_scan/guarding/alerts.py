@@ -20,14 +20,13 @@ from typing import Any
 
 import torch
 from msgspec.structs import replace
-from torch import nn
 
 from recompute_scan import trackers
 from recompute_scan.fidelity.comparison import Comparing
-from recompute_scan.fidelity.lost_gradients import hook_classes
 from recompute_scan.guarding.judge import IN_A_ROW, Change, TalliedRegion
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.modules import ModuleIndex
+from recompute_scan.record.region_ranges import watch_what_is_handed
 from recompute_scan.record.torch_versions import compiled_something
 from recompute_scan.report.templating import sentence, visible
 from recompute_scan.result.fidelity import ComparedRegion
@@ -177,22 +176,11 @@ class _Sample:
     """One step in which one region is compared; ended by :meth:`end`."""
 
     def __init__(self, region: TalliedRegion, index: ModuleIndex, guard: Guard) -> None:
-        def name_of(module: nn.Module) -> tuple[str, str]:
-            found = index.look_up([module])
-            return found.name, found.class_name
-
         self.region = region
-        self._guard = guard
         self._patches = Patches()
         self._taken = False
-        self._comparing = comparing = Comparing(name_of, guard.around)
-
-        def entered(call: Call, hooks: Any) -> Any:
-            comparing.hand_over(hooks)
-            return call(hooks)
-
-        for kind in hook_classes():
-            self._patches.replace(kind, "__enter__", guard.around(kind.__enter__, entered))
+        self._comparing = Comparing(index.name_of, guard.around)
+        watch_what_is_handed(self._comparing, guard, self._patches)
         region.sampling = self
 
     def call(self, function: object) -> Any:

@@ -338,13 +338,7 @@ class ComparedRegions:
         name_of, around = self._index.name_of, self._guard.around
         comparing = self._comparing = Comparing(name_of, around, parameter_names)
         self._watch_what_leaves(comparing)
-
-        def entered(call: Call, hooks: Any) -> Any:
-            comparing.hand_over(hooks)
-            return call(hooks)
-
-        for kind in hook_classes():
-            self._patches.wrap(self._guard, kind, "__enter__", entered)
+        watch_what_is_handed(comparing, self._guard, self._patches)
 
     def _watch_what_leaves(self, comparing: Comparing) -> None:
         """Of reentrant checkpoints, to the backward pass."""
@@ -456,6 +450,17 @@ class ComparedRegions:
                 return result
 
         return self._guard.around(original, forward)
+
+
+def watch_what_is_handed(comparing: Comparing, guard: Guard, patches: Patches) -> None:
+    """Have non-reentrant checkpoints hand over their hooks, before these are put in place."""
+
+    def entered(call: Call, hooks: Any) -> Any:
+        comparing.hand_over(hooks)
+        return call(hooks)
+
+    for kind in hook_classes():
+        patches.wrap(guard, kind, "__enter__", entered)
 
 
 class _ModuleRuns:
