@@ -28,6 +28,7 @@ from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from recompute_scan.errors import UsageError
 from recompute_scan.terminal import file_at, still
@@ -133,35 +134,34 @@ def _run_program(
         exec(program.code, program.main.__dict__)  # noqa: S102 - running it is the purpose
     except UsageError:
         raise
-    except StopRecording as stop:
-        traceback.clear_frames(stop.__traceback__)
+    except BaseException as error:
+        ended = _ended_by(error, on_failure)
+        traceback.clear_frames(error.__traceback__)
+        return ended
+    return Exit("finished", 0)
+
+
+def _ended_by(error: BaseException, on_failure: Callable[[BaseException], None]) -> Exit:
+    if isinstance(error, KeyboardInterrupt):
+        _report(error)
+        return Exit("interrupted", 130)
+    if _follows_stop(error):
         return Exit("stopped", 0)
-    except SystemExit as error:
-        stopped, code = _follows_stop(error), error.code
-        status = 0 if stopped else _exit_status(code)
+    if isinstance(error, SystemExit):
+        code = error.code
+        status = _exit_status(code)
         if status and not isinstance(code, int):
             print(code, file=sys.stderr)
         if status:
             on_failure(error)
-        traceback.clear_frames(error.__traceback__)
-        return Exit("stopped" if stopped else "exited", status)
-    except KeyboardInterrupt as error:
-        _report(error)
-        traceback.clear_frames(error.__traceback__)
-        return Exit("interrupted", 130)
-    except BaseException as error:
-        if _follows_stop(error):
-            traceback.clear_frames(error.__traceback__)
-            return Exit("stopped", 0)
-        summary = _report(error)
-        on_failure(error)
-        traceback.clear_frames(error.__traceback__)
-        return Exit("raised", 1, summary)
-    return Exit("finished", 0)
+        return Exit("exited", status)
+    summary = _report(error)
+    on_failure(error)
+    return Exit("raised", 1, summary)
 
 
 def _follows_stop(error: BaseException) -> bool:
-    """Was it raised by a handler of the script's that had caught our end of the recording?"""
+    """Is it our end of the recording, or was it raised by a handler that had caught that?"""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -219,8 +219,7 @@ def _load(target: str, is_module: bool, args: Sequence[str]) -> _Program:
         found = importlib.machinery.PathFinder.find_spec("__main__", [file])
         if found is None:
             raise UsageError("E202", f"There is no __main__.py in {target}.")
-        program = _module_program(found, target)
-        return _Program(program.code, program.main, target)
+        return replace(_module_program(found, target), argv0=target)
     loader: Any
     if path.suffix == ".pyc" and path.is_file():
         loader = importlib.machinery.SourcelessFileLoader("__main__", file)
