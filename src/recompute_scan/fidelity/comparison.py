@@ -106,9 +106,9 @@ class Comparing:
 
             passing = Passing(application, self._step.around, tell)
             self._passing.append((passing, region, total))
-        non_reentrant = region.variant == "non-reentrant"
         reach = total.reach(function, named)
-        return RegionCall(total, named, reach, self._thread, passing, non_reentrant=non_reentrant)
+        non_reentrant = region.variant == "non-reentrant"
+        return RegionCall(total, named, reach, self._thread, passing, non_reentrant)
 
     def hand_over(self, hooks: torch.autograd.graph.saved_tensors_hooks) -> None:
         """A checkpoint is about to put its hooks in place, and to run what it checkpoints."""
@@ -234,27 +234,17 @@ def _identity(function: object) -> object:
     return id(function)
 
 
-class RegionCall:
+class RegionCall(Struct, eq=False):
     """One call: its forward is noted, and each recompute followed along it."""
 
-    def __init__(
-        self,
-        total: _Sum,
-        modules: Sequence[tuple[str, nn.Module]],
-        reach: Reach,
-        thread: Thread,
-        passing: Passing | None,
-        *,
-        non_reentrant: bool,
-    ) -> None:
-        self._thread = thread
-        self._passing = passing
-        self._non_reentrant = non_reentrant
-        self._sum = total
-        self._modules = modules
-        self._reach = reach
-        self._wanted = True
-        self._forwards: list[tuple[ForwardRun, Given]] = []
+    _sum: _Sum
+    _modules: Sequence[tuple[str, nn.Module]]
+    _reach: Reach
+    _thread: Thread
+    _passing: Passing | None
+    _non_reentrant: bool
+    _wanted: bool = True
+    _forwards: list[tuple[ForwardRun, Given]] = field(default_factory=list)
 
     @property
     def in_backward(self) -> bool:
