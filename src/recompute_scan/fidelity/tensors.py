@@ -360,17 +360,11 @@ class Fingerprint(Struct, eq=False, gc=False):
 
     def held(self, tensor: torch.Tensor) -> Fingerprint:
         """This, or this in another shape: the same elements are there again, and as they were."""
-        found = self.in_shape(tensor.shape)
-        found._tensor = tensor
-        return found
-
-    def in_shape(self, shape: tuple[int, ...]) -> Fingerprint:
-        """This, or the fingerprint of the same elements in another shape."""
-        if shape == self.shape:
-            return self
-        return Fingerprint(
-            self.dtype, tuple(shape), self._bits, self.order, self._tensor, self._sums
-        )
+        shape = tuple(tensor.shape)
+        if shape != self.shape:
+            return Fingerprint(self.dtype, shape, self._bits, self.order, tensor, self._sums)
+        self._tensor = tensor
+        return self
 
     def let_go(self, *, keep: bool) -> None:
         """The tensor may change from here on; to be called unseen. Comparisons of bits need
