@@ -12,7 +12,8 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from types import FrameType, FunctionType, MethodType
+from traceback import walk_stack
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -106,11 +107,8 @@ def _labels(roots: list[nn.Module]) -> dict[int, str]:
 
 def _variables(models: list[nn.Module]) -> dict[int, str]:
     """The variables that hold the models, from the outermost frame that has one for each."""
-    frames = []
-    frame: FrameType | None = sys._getframe(1)  # with this one among them, all would be kept
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
+    # With this frame among them, all would be kept.
+    frames = [frame for frame, _ in walk_stack(sys._getframe(1))]
     wanted = {id(model) for model in models}
     for frame in reversed(frames):
         for scope in (variables(frame), frame.f_globals):

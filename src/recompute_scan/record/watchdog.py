@@ -110,12 +110,8 @@ def _raised(error: BaseException) -> Raised:
 
 
 def _frames(trace: TracebackType | None) -> tuple[Frame, ...]:
-    # A loop: StackSummary would keep every frame of a RecursionError's thousands.
-    found: list[tuple[FrameType, int]] = []
-    while trace is not None:
-        if not is_own(trace.tb_frame):
-            found.append((trace.tb_frame, trace.tb_lineno))
-        trace = trace.tb_next
+    # StackSummary would keep every frame of a RecursionError's thousands.
+    found = [(frame, line) for frame, line in traceback.walk_tb(trace) if not is_own(frame)]
     if len(found) > _MOST_FRAMES:
         half = _MOST_FRAMES // 2
         found = [*found[:half], *found[-half:]]
