@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -212,9 +212,7 @@ def run_trial(options: RunOptions, nproc_per_node: int | None, output: Path | No
     command = [sys.executable, MAIN, "--trial", str(nproc_per_node or 0), encode(options)]
     # Sets of names are walked in an order that this decides.
     environment = {"PYTHONHASHSEED": "0", **os.environ}
-    if output is None:
-        return _wait(command, environment, None)
-    with made(output) as file:
+    with nullcontext() if output is None else made(output) as file:
         return _wait(command, environment, file)
 
 
