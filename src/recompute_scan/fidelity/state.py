@@ -178,7 +178,7 @@ class Reach:
             if not _is_torchs(part):
                 forward = _static(type(part), "forward")
                 self._follow(forward, 0, type(part))
-                names = _named_in(forward.__code__) if isinstance(forward, FunctionType) else ()
+                names = named_in(forward.__code__) if isinstance(forward, FunctionType) else ()
                 for key, held in list(vars(part).items()):
                     kind = type(held)
                     if _is_generator(kind):
@@ -218,7 +218,7 @@ class Reach:
         if depth > _DEEPEST_CALL or _is_others(function):
             return
         self._met.add(id(function))
-        scope, names = function.__globals__, _named_in(function.__code__)
+        scope, names = function.__globals__, named_in(function.__code__)
         for name in names:
             if name in scope:
                 self._add((id(scope), name), name, scope[name], depth, names, scope)
@@ -287,10 +287,11 @@ def _content(cell: Any) -> object:
         return None
 
 
-def _named_in(code: CodeType) -> tuple[str, ...]:
+def named_in(code: CodeType) -> tuple[str, ...]:
+    """The names in code and in the functions that it defines, each once."""
     inner = (one for one in code.co_consts if isinstance(one, CodeType))
     return tuple(
-        dict.fromkeys((*code.co_names, *(name for one in inner for name in _named_in(one))))
+        dict.fromkeys((*code.co_names, *(name for one in inner for name in named_in(one))))
     )
 
 

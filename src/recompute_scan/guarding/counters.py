@@ -20,13 +20,13 @@ from msgspec.structs import astuple
 from torch import nn
 
 from recompute_scan.fidelity.state import named_parts, weights
-from recompute_scan.frameworks.registry import MECHANISMS
 from recompute_scan.guarding.alerts import compared_runs
 from recompute_scan.guarding.judge import SeenStep, TalliedRegion, Tallies, Training, WatchedPart
-from recompute_scan.record.isolation import Call, Guard, Patches, Sheltered, after_import, within
+from recompute_scan.record.isolation import Call, Guard, Patches, Sheltered, within
 from recompute_scan.record.modules import ModuleIndex, plain_name, root_modules
 from recompute_scan.record.origins import (
     Variant,
+    catch_others,
     generator_function,
     reentrant_function,
     replace_generator,
@@ -190,8 +190,7 @@ class CheckpointHooks:
         if original is not None:
             kind = Kind("non-reentrant", may_keep=True, sampled=self._generator)
             replace_generator(self._door(original, kind), self._patches)
-        for entry in dict.fromkeys(e for m in MECHANISMS for e in m.watched):
-            self._count_others(entry)
+        catch_others(self._count_function, self._count_other, self._patches, self._guard)
 
     def remove(self) -> None:
         """Put everything back."""
@@ -236,18 +235,9 @@ class CheckpointHooks:
         passing = self._door(function.forward, kind)
         self._patches.replace(function, "forward", staticmethod(passing))
 
-    def _count_others(self, entry: str) -> None:
-        name, _, attribute = entry.partition(":")
-
-        def hook(module: ModuleType) -> None:
-            function = getattr(module, attribute, None)
-            if getattr(function, "forward", None) is not None:
-                self._count_function(function)
-            elif callable(function):
-                passing = self._door(function, Kind("non-reentrant", runs_before=1))
-                self._patches.replace(module, attribute, passing)
-
-        self._patches.add(after_import(name, self._guard.aside(hook)))
+    def _count_other(self, module: ModuleType, name: str) -> None:
+        passing = self._door(getattr(module, name), Kind("non-reentrant", runs_before=1))
+        self._patches.replace(module, name, passing)
 
 
 _LEAST = 0.5

@@ -8,12 +8,12 @@ Where it can be done from step to step, steps with the fix and without alternate
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from recompute_scan.record.origins import (
     replace_generator,
 )
 from recompute_scan.record.recorder import Recorder
+from recompute_scan.record.region_ranges import needs_gradient
 from recompute_scan.record.torch_versions import inputs
 from recompute_scan.result.run_record import step_has_fix
 
@@ -96,7 +97,8 @@ class Bypass:
             if self._takes("reentrant", asker):
                 with self._inside(asker):
                     return call.instead(run_function, *args)
-            return call(self._always_inside(run_function, asker), preserve_rng_state, *args)
+            inside = self._guard.inside(run_function, partial(self._inside, asker))
+            return call(inside, preserve_rng_state, *args)
 
         guarded = self._guard.around(original, apply, named=False)
         self._patches.replace(function, "apply", staticmethod(guarded))  # hides the inherited one
@@ -113,7 +115,8 @@ class Bypass:
             )
             if self._takes("non-reentrant", asker):
                 return self._plain(asker)
-            inner = call(self._always_inside(function, asker), *args, **kwargs)
+            inside = self._guard.inside(function, partial(self._inside, asker))
+            inner = call(inside, *args, **kwargs)
             return within(inner, Sheltered(self._guard, self._inside(asker)))
 
         replace_generator(self._guard.around(original, generator), self._patches)
@@ -147,18 +150,11 @@ class Bypass:
         with Sheltered(self._guard, self._inside(asker)):
             yield
 
-    def _always_inside(self, function: Callable[..., Any], asker: Origin) -> Callable[..., Any]:
-        """The function of a checkpoint that stays; its recomputes know their origin too."""
-
-        def run(call: Call, *args: Any, **kwargs: Any) -> Any:
-            with self._inside(asker):
-                return call(*args, **kwargs)
-
-        return self._guard.around(function, run, named=False)
-
     @contextmanager
     def _inside(self, asker: Origin) -> Iterator[None]:
-        """One checkpoint deeper, and inside the one of this origin."""
+        """One checkpoint deeper, and inside the one of this origin, which its recomputes know too
+        where it stays.
+        """
         thread = self._thread
         depth, enclosing = getattr(thread, "depth", 0), getattr(thread, "asker", _NOBODY)
         thread.depth, thread.asker = depth + 1, asker
@@ -274,12 +270,7 @@ class PlainFunctions:
             self._thread.inside = before
 
 
-def needs_gradient(values: Sequence[Any]) -> bool:
-    """Does a tensor among these need one?"""
-    return any(isinstance(one, torch.Tensor) and one.requires_grad for one in values)
-
-
-@functools.lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)
 def runs_again(kind: Any) -> bool:
     """Whether it is a function of the script that runs a forward again in its backward."""
     home = str(kind.__module__).partition(".")[0]

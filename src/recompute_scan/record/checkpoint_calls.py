@@ -23,17 +23,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 import wrapt
+from msgspec import Struct, field
 from torch import nn
 
 from recompute_scan.annotations import RANDOM_STATE_LEFT
 from recompute_scan.fidelity.lost_gradients import Application
-from recompute_scan.frameworks.registry import MECHANISMS
+from recompute_scan.fidelity.state import named_in
 from recompute_scan.record.attribution import CallSites, site_folder
 from recompute_scan.record.isolation import (
     Call,
@@ -52,6 +53,7 @@ from recompute_scan.record.origins import (
     Origins,
     Switches,
     Variant,
+    catch_others,
     generator_function,
     reentrant_function,
     replace_generator,
@@ -75,24 +77,21 @@ _DEEPEST = 2
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
 
 
-class CheckpointCalls:
+class CheckpointCalls(Struct, eq=False):
     """The wrapped checkpoint functions of one process.
 
     Attributes, besides those that :class:`Probe` has too:
         watched: Autograd functions of the reentrant kind that are watched.
     """
 
-    def __init__(
-        self, regions: ComparedRegions, sites: CallSites, patches: Patches, guard: Guard
-    ) -> None:
-        self._regions = regions
-        self._sites = sites
-        self._patches = patches
-        self._guard = guard
-        self.watched: list[Any] = []
-        self.untrained = Untrained()
-        self.entered: dict[str, int] = {}
-        self.functions: dict[str, str] = {}
+    _regions: ComparedRegions
+    _sites: CallSites
+    _patches: Patches
+    _guard: Guard
+    watched: list[Any] = field(default_factory=list)
+    untrained: Untrained = field(default_factory=Untrained)
+    entered: dict[str, int] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
 
     def watch_reentrant(self) -> bool:
         """Watch torch's reentrant checkpoint; ``False`` where it is not found."""
@@ -120,28 +119,16 @@ class CheckpointCalls:
                     "non-reentrant", function, inputs(args), frame, options, differentiated=followed
                 )
                 region = self._regions.region(this_call)
-                recompute = self._recompute(function, region)
+                recompute = self._guard.inside(function, region.recompute)
             inner = call(recompute, *args, **kwargs)
             return within(inner, Sheltered(self._guard, region.forward()))
 
         replace_generator(self._guard.around(original, generator), self._patches)
         return True
 
-    def watch_others(self, entry: str) -> None:
-        """Watch a library's checkpoint function, ``module:name``, once it is imported.
-
-        The name is its autograd function's, if it has one; else its own.
-        """
-        name, _, attribute = entry.partition(":")
-
-        def hook(module: ModuleType) -> None:
-            function = getattr(module, attribute, None)
-            if getattr(function, "forward", None) is not None:
-                self._watch_function(function)
-            elif callable(function):
-                self._watch_call(module, attribute)
-
-        self._patches.add(after_import(name, self._guard.aside(hook)))
+    def watch_others(self) -> None:
+        """Watch the libraries' checkpoint functions, once they are imported."""
+        catch_others(self._watch_function, self._watch_call, self._patches, self._guard)
 
     def watch_own(self) -> None:
         """Watch the autograd functions of the script's making that there are by now."""
@@ -265,13 +252,6 @@ class CheckpointCalls:
 
         return self._guard.around(function, run, named=False)
 
-    def _recompute(self, function: Any, region: RangedRegion) -> Callable[..., Any]:
-        def recompute(call: Call, *args: Any, **kwargs: Any) -> Any:
-            with region.recompute():
-                return call(*args, **kwargs)
-
-        return self._guard.around(function, recompute, named=False)
-
     def _count(self, variant: Variant) -> None:
         self.entered[variant] = self.entered.get(variant, 0) + 1
 
@@ -345,18 +325,11 @@ def _names(function: object, depth: int) -> Iterator[str]:
     """Names in a function's code, and in the code of functions of its module that it calls."""
     if not isinstance(function, FunctionType):
         return
-    for name in _named_in(function.__code__):
+    for name in named_in(function.__code__):
         yield name
         beside = function.__globals__.get(name)
         if depth and getattr(beside, "__module__", None) == function.__module__:
             yield from _names(beside, depth - 1)
-
-
-def _named_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _named_in(constant)
 
 
 class Probe:
@@ -408,10 +381,8 @@ class Probe:
             self._cannot_watch("reentrant")
         if not (possible and self._calls.watch_non_reentrant()):
             self._cannot_watch("non-reentrant")
-        if not possible:
-            return
-        for entry in dict.fromkeys(e for m in MECHANISMS for e in m.watched):
-            self._calls.watch_others(entry)
+        if possible:
+            self._calls.watch_others()
 
     def remove(self) -> None:
         self.comparison.compared()

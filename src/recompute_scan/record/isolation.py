@@ -170,6 +170,17 @@ class Guard:
             self._uncompiled = around.__code__
         return functools.wraps(original)(around) if named else around
 
+    def inside(
+        self, original: Callable[..., Any], context: Callable[[], AbstractContextManager[Any]]
+    ) -> Callable[..., Any]:
+        """A function to put in the place of the original, with a new context around each run."""
+
+        def run(call: Call, *args: Any, **kwargs: Any) -> Any:
+            with context():
+                return call(*args, **kwargs)
+
+        return self.around(original, run, named=False)
+
     def aside(self, ours: Callable[..., object]) -> Callable[..., None]:
         """A function to be called back at an event that takes no answer."""
 

@@ -303,6 +303,31 @@ def replace_generator(replacement: Callable[..., Any], patches: Patches) -> None
     patches.add(restore)
 
 
+def catch_others(
+    function: Callable[[Any], None],
+    other: Callable[[ModuleType, str], None],
+    patches: Patches,
+    guard: Guard,
+) -> None:
+    """Find the libraries' checkpoint functions, once their modules are imported.
+
+    ``function`` gets one that is an autograd function of the reentrant kind, ``other`` the module
+    and the name of any other.
+    """
+
+    def imported(name: str, module: ModuleType) -> None:
+        found = getattr(module, name, None)
+        if getattr(found, "forward", None) is not None:
+            function(found)
+        elif callable(found):
+            other(module, name)
+
+    for entry in dict.fromkeys(e for m in MECHANISMS for e in m.watched):
+        module, _, name = entry.partition(":")
+        hook = guard.aside(functools.partial(imported, name))
+        patches.add(after_import(module, hook))
+
+
 class Arguments:
     """Reads settings by name off the arguments of torch's non-reentrant generator."""
 
