@@ -322,7 +322,7 @@ _CACHING, _CACHED = "_CachingTorchDispatchMode", "_CachedTorchDispatchMode"
 class DecisionWatch:
     """Watches between :meth:`begin` and :meth:`end`."""
 
-    def __init__(self, sites: CallSites, guard: Guard, within: Callable[[], Within | None]) -> None:
+    def __init__(self, sites: CallSites, guard: Guard, within: Callable[[], Within]) -> None:
         self._sites = sites
         self._guard = guard
         self._within = within
@@ -421,9 +421,7 @@ class DecisionWatch:
     def _group(self, region: WatchedCall) -> PolicyTally:
         """Where its decisions go; known once the region runs."""
         if region.group is None:
-            within = self._within()
-            annotation = within.annotation if within is not None else None
-            region.again = within is not None and within.again
+            annotation, region.again = self._within()
             site = (annotation.site, annotation.mechanism) if annotation else ()
             with self._lock:
                 key = (region.policy.key, site)

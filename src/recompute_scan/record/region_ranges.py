@@ -44,11 +44,8 @@ _recording: Any = getattr(torch._C._autograd, "_profiler_enabled", None)
 UNNAMED = "Checkpoint calls could not be named"
 
 
-class Within(Struct, frozen=True):
-    """The innermost region that runs in a thread, and whether that is in a recompute."""
-
-    annotation: RegionAnnotation
-    again: bool
+# The innermost region that runs in a thread, if any, and whether that is in a recompute.
+Within = tuple[RegionAnnotation | None, bool]
 
 
 def can_annotate() -> bool:
@@ -70,8 +67,8 @@ class AnnotatedRegions:
         return bool(_recording())
 
     @property
-    def within(self) -> Within | None:
-        return getattr(self._thread, "within", None)
+    def within(self) -> Within:
+        return getattr(self._thread, "within", (None, False))
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
@@ -125,10 +122,9 @@ class AnnotatedRegion:
     @contextmanager
     def _range(self, name: str, *, again: bool) -> Iterator[None]:
         before = getattr(self._thread, "depth", 0)
-        around: Within | None = getattr(self._thread, "within", None)
+        around: Within = getattr(self._thread, "within", (None, False))
         self._thread.depth = self._depth + 1
-        again = again or (around is not None and around.again)
-        self._thread.within = Within(self._annotation, again)
+        self._thread.within = self._annotation, again or around[1]
         opened = _open_range(name)
         try:
             yield

@@ -22,7 +22,7 @@ from time import perf_counter
 from typing import Any, Literal, Protocol
 
 import torch
-from msgspec import Struct
+from msgspec import Struct, field
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from recompute_scan import _step
@@ -186,7 +186,7 @@ class StepCounter:
 _GONE: list[Any] = []
 
 
-class StepHooks:
+class StepHooks(Struct, eq=False, weakref=True):
     """Turns optimizer steps and ``recompute_scan.step()`` into a listener's boundaries.
 
     torch's global optimizer hooks run inside the profiler range of the optimizer's step, and
@@ -195,27 +195,20 @@ class StepHooks:
     serves optimizers that escaped it. A step that is compiled itself is not seen.
     """
 
-    def __init__(
-        self,
-        counter: StepCounter,
-        listener: Listener,
-        guard: Guard | None = None,
-        *,
-        records: bool = True,
-    ) -> None:
-        self.records = records
-        self._guard = guard or Guard()
-        self._counter = counter
-        self._listener = listener
-        self._optimizers: dict[int, weakref.ref[Any]] = {}
-        self._gone: deque[int] = deque()  # weak references call back in any thread
-        self._stepping: set[int] = set()  # threads inside our wrapper of an optimizer's step
-        self._restart_due = False
-        self._boundary_due = False
-        self._active = False
-        self._waits_for_backward = False
-        self._handle: Any = None
-        self._patches = Patches()
+    _counter: StepCounter
+    _listener: Listener
+    _guard: Guard
+    records: bool = True
+    _optimizers: dict[int, weakref.ref[Any]] = field(default_factory=dict)
+    _gone: deque[int] = field(default_factory=deque)  # weak references call back in any thread
+    # Threads inside our wrapper of an optimizer's step.
+    _stepping: set[int] = field(default_factory=set)
+    _restart_due: bool = False
+    _boundary_due: bool = False
+    _active: bool = False
+    _waits_for_backward: bool = False
+    _handle: Any = None
+    _patches: Patches = field(default_factory=Patches)
 
     def install(self) -> None:
         """Begin to listen. Optimizers made before this call are heard by the global hook."""
