@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal, TypeVar
 
 import torch
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -122,7 +122,7 @@ class _Suspect(Struct, frozen=True):
     entry: TapeEntry
 
 
-class Checker:
+class Checker(Struct, eq=False):
     """Goes along the forward's calls while the recompute makes its own.
 
     :mod:`recompute_scan.fidelity.lost_gradients` sees which tensors the backward pass uses, and so
@@ -135,25 +135,22 @@ class Checker:
         rounding: Largest distance of one that differs by rounding only.
     """
 
-    def __init__(
-        self, forward: list[TapeEntry], parameters: Callable[[], dict[int, str]], *, grad_mode: bool
-    ) -> None:
-        self._forward = forward
-        self._parameters = parameters
-        self._grad_mode = grad_mode
-        self._next = 0
-        self._unmatched: Difference | None = None
-        self._strays: dict[int, _Suspect] = {}
-        self._changed: dict[object, Difference] = {}
-        self._found: Difference | None = None
-        self._suspected: dict[int, _Suspect] = {}
-        self._aside: dict[int, Difference] = {}
-        self._faint: dict[int, Difference] = {}
-        self._written: Difference | None = None
-        self._lost: dict[str, LostGradient] = {}
-        self.compared = 0
-        self.random = 0
-        self.rounding: float | None = None
+    _forward: list[TapeEntry]
+    _parameters: Callable[[], dict[int, str]]
+    _grad_mode: bool
+    _next: int = 0
+    _unmatched: Difference | None = None
+    _strays: dict[int, _Suspect] = field(default_factory=dict)
+    _changed: dict[object, Difference] = field(default_factory=dict)
+    _found: Difference | None = None
+    _suspected: dict[int, _Suspect] = field(default_factory=dict)
+    _aside: dict[int, Difference] = field(default_factory=dict)
+    _faint: dict[int, Difference] = field(default_factory=dict)
+    _written: Difference | None = None
+    _lost: dict[str, LostGradient] = field(default_factory=dict)
+    compared: int = 0
+    random: int = 0
+    rounding: float | None = None
 
     def meet(self, entry: TapeEntry, where: _Where, repeat: _Repeat) -> None:
         """The recompute has made a call, as :meth:`RegionRun.made` gets it."""
@@ -440,7 +437,7 @@ class RecomputeRun(RegionRun):
         self.handed = handed
         self._around = around
         self._forward = forward
-        self._checker = Checker(forward.tape.entries, parameters, grad_mode=self.grad_mode)
+        self._checker = Checker(forward.tape.entries, parameters, self.grad_mode)
         self._drawn_from = drawn_from
         self._first_node = nodes_so_far()
         self._differing: list[tuple[int, int | None, Fingerprint]] = []
