@@ -17,8 +17,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -41,6 +41,7 @@ from recompute_scan.record.options import (
     prepare,
 )
 from recompute_scan.record.session import Host, Session, forget_parent, trained
+from recompute_scan.record.shutdown import on_sigterm
 from recompute_scan.record.steps import chosen
 from recompute_scan.result.run_record import STOPPED, RunInfo, accept_so_far, run_records_in
 from recompute_scan.startup import MAIN, Recorded
@@ -232,7 +233,7 @@ def run_trial_here(argv: Sequence[str]) -> int:
 def _wait(command: Sequence[str], environment: dict[str, str], output: Any) -> int:
     errors = subprocess.STDOUT if output is not None else None
     with (
-        _ending_on_sigterm(),
+        on_sigterm(_end),  # so a request to end reaches the trial too
         subprocess.Popen(  # noqa: S603 - this interpreter, this package
             command, env=environment, stdout=output, stderr=errors
         ) as process,
@@ -249,15 +250,5 @@ def _wait(command: Sequence[str], environment: dict[str, str], output: Any) -> i
     return 128 - status if status < 0 else status
 
 
-@contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """A request to end reaches the trial too, since it turns into an exception here."""
-
-    def end(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _end(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)

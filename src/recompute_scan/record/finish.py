@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from time import monotonic, sleep, time
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from recompute_scan.record.options import (
     take_place,
     write_report,
 )
-from recompute_scan.record.shutdown import ends_with
+from recompute_scan.record.shutdown import ends_with, on_sigterm
 from recompute_scan.record.steps import chosen
 from recompute_scan.result.run_record import (
     CLAIM,
@@ -262,16 +262,10 @@ class Reporting(Struct, frozen=True):
         )
 
 
-@contextmanager
-def _deaf_to_sigterm() -> Iterator[None]:
+def _deaf_to_sigterm() -> AbstractContextManager[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield  # the watchdog's: only the main thread may choose, and it hangs
-        return
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        return nullcontext()  # the watchdog's: only the main thread may choose, and it hangs
+    return on_sigterm(signal.SIG_IGN)
 
 
 def _wait_for_report(claim: Path) -> None:

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from recompute_scan.errors import InputError
 from recompute_scan.files import content, made, write_whole
+from recompute_scan.record.shutdown import on_sigterm
 from recompute_scan.record.steps import DEFAULT, Plan, StepTimer, chosen
 from recompute_scan.record.torch_versions import holds
 from recompute_scan.result.run_record import (
@@ -124,12 +125,11 @@ def launch_with(command: Sequence[str], handed: str) -> int:
     ``handed`` are the options for each process, encoded.
     """
     environment = os.environ | {VARIABLE: handed}
-    with subprocess.Popen(list(command), env=environment) as launcher:  # noqa: S603 - the user's
-        before = signal.signal(signal.SIGTERM, lambda number, _: launcher.send_signal(number))
-        try:
-            status = _wait(launcher)
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    with (
+        subprocess.Popen(list(command), env=environment) as launcher,  # noqa: S603 - the user's
+        on_sigterm(lambda number, _: launcher.send_signal(number)),
+    ):
+        status = _wait(launcher)
     return 128 - status if status < 0 else status
 
 

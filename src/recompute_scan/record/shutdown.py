@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from os import _exit, close
 from pathlib import Path
 from time import monotonic, process_time, sleep
@@ -329,6 +329,16 @@ def _stop_for_forks() -> None:
                 one.listen_to_it(listens)
 
     os.register_at_fork(before=lambda: turn(False), after_in_parent=lambda: turn(True))
+
+
+@contextmanager
+def on_sigterm(handler: Any) -> Iterator[None]:
+    """Have the signal handled so while the body runs; for the main thread only."""
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait_for_the_end() -> None:
