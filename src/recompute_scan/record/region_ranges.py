@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -353,32 +354,26 @@ class ComparedRegions:
                 around = self._guard.around(original.__func__, apply, named=False)
                 self._patches.replace(function, "apply", classmethod(around))
 
-        def switch(by: int) -> Callable[..., Any]:
-            def switched(call: Call, *args: Any, **kwargs: Any) -> Any:
-                if threading.get_ident() == thread:
-                    leaving.switched_off += by
-                return call(*args, **kwargs)
-
-            return switched
+        def switched(by: int, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:
+                leaving.switched_off += by
+            return call(*args, **kwargs)
 
         for name, by in (("__enter__", 1), ("__exit__", -1)):
-            self._patches.wrap(self._guard, torch.no_grad, name, switch(by))
+            self._patches.wrap(self._guard, torch.no_grad, name, partial(switched, by))
 
-        def differentiating(name: str) -> Callable[..., Any]:
-            def differentiate(call: Call, *args: Any, **kwargs: Any) -> Any:
-                outermost = not in_backward()
-                if outermost and threading.get_ident() == thread:
-                    leaving.differentiated(tensors((*args[:1], *kwargs.values())))
-                result = call(*args, **kwargs)
-                if outermost:
-                    to_all = name == "backward" and len(args) < 6 and not kwargs.get("inputs")
-                    comparing.differentiated(to_all=to_all)
-                return result
-
-            return differentiate
+        def differentiate(name: str, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+            outermost = not in_backward()
+            if outermost and threading.get_ident() == thread:
+                leaving.differentiated(tensors((*args[:1], *kwargs.values())))
+            result = call(*args, **kwargs)
+            if outermost:
+                to_all = name == "backward" and len(args) < 6 and not kwargs.get("inputs")
+                comparing.differentiated(to_all=to_all)
+            return result
 
         for name in ("backward", "grad"):
-            self._patches.wrap(self._guard, torch.autograd, name, differentiating(name))
+            self._patches.wrap(self._guard, torch.autograd, name, partial(differentiate, name))
 
     def compared(self) -> Fidelity:
         """The step has ended: what it has shown. Nothing of it is left in the process."""
