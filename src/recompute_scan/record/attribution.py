@@ -178,19 +178,12 @@ def _installed_starter(main: object) -> str:
     folder = Path(file).absolute().parent
     if folder.name not in ("bin", "Scripts"):
         return ""
-    for module, where in _called(main):
-        if site_folder(where) is not None and Path(where).is_relative_to(folder.parent):
-            return module.partition(".")[0]
-    return ""
-
-
-def _called(main: ModuleType) -> Iterator[tuple[str, str]]:
-    """Modules, with their files, of the functions that a program has imported."""
     for value in list(vars(main).values()):
         module = getattr(value, "__module__", None) if callable(value) else None
-        file = getattr(sys.modules.get(module), "__file__", None) if module else None
-        if module and file:
-            yield str(module), str(file)
+        where = str(getattr(sys.modules.get(module), "__file__", None) or "") if module else ""
+        if site_folder(where) is not None and Path(where).is_relative_to(folder.parent):
+            return str(module).partition(".")[0]
+    return ""
 
 
 CONTEXT = 3
