@@ -272,12 +272,11 @@ class RegionNames:
 
 def seen_step(regions: Sequence[TalliedRegion]) -> dict[str, SeenStep]:
     """The checkpoints of each module in the step that has ended, by its name."""
-    parts: dict[str, list[WatchedPart]] = {}
-    sites: dict[str, list[str]] = {}
+    found: dict[str, tuple[list[WatchedPart], list[str]]] = {}
     for region in regions:
         if region.name is None or not region.entered + region.recomputed:
             continue
-        mine, at = parts.setdefault(region.name, []), sites.setdefault(region.name, [])
+        mine, at = found.setdefault(region.name, ([], []))
         if region.runs_again:
             mine.append(
                 WatchedPart(
@@ -286,7 +285,7 @@ def seen_step(regions: Sequence[TalliedRegion]) -> dict[str, SeenStep]:
             )
             if region.site:
                 at.append(region.site)
-    return {name: SeenStep(tuple(sorted(mine)), tuple(sites[name])) for name, mine in parts.items()}
+    return {name: SeenStep(tuple(sorted(mine)), tuple(at)) for name, (mine, at) in found.items()}
 
 
 class Trained:
