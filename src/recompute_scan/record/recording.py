@@ -16,7 +16,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
-from types import TracebackType
 from typing import Literal
 
 from recompute_scan.analysis.pipeline import analyse
@@ -149,12 +148,7 @@ class Recording:
         self.begin()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.end(error)
 
     @property
