@@ -66,7 +66,7 @@ def changed_inputs(twin: TapeEntry, entry: TapeEntry) -> list[Fingerprint]:
     ]
 
 
-def other_in(twin: TapeEntry, entry: TapeEntry, what: str) -> dict[str, str] | None:
+def other_in(twin: TapeEntry, entry: TapeEntry, what: str) -> dict[str, Any] | None:
     """The first ``dtype`` or ``shape`` of a result that differs, on both sides."""
     for one, other in zip(twin.prints, entry.prints, strict=False):
         if one is None or other is None:
@@ -276,9 +276,7 @@ class Checker(Struct, eq=False):
         for twin in forward[self._next : self._next + _LOOKAHEAD]:
             types = other_in(twin, entry, "dtype") if twin.kind is entry.kind else None
             if types is not None and other_in(twin, entry, "shape") is None:
-                return Difference(
-                    "type", where(), forward=types["forward"], recompute=types["recompute"]
-                )
+                return Difference("type", where(), **types)
         expected = forward[self._next].kind.name if self._next < len(forward) else None
         return Difference("operators", where(), instead_of=expected)
 
