@@ -268,11 +268,10 @@ class CheckpointCalls(Struct, eq=False):
             self.untrained.entered(function, args)
 
 
-class _Runs:
+class _Runs(Struct, eq=False):
     """Whether what a checkpoint function runs now is the forward's."""
 
-    def __init__(self) -> None:
-        self.forward = False
+    forward: bool = False
 
     @contextmanager
     def of_forward(self) -> Iterator[None]:

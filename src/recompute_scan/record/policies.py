@@ -472,10 +472,8 @@ class DecisionWatch:
         if entry is not None:
             with self._lock:
                 one = region.group.of(func)
-                if entry:
-                    one.served += 1
-                else:
-                    one.recomputed += 1
+                one.served += entry
+                one.recomputed += not entry
         return result
 
     def _begun(self, region: WatchedCall, mode: Any, func: Any, rest: Any) -> bool | None:

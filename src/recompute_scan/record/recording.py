@@ -215,10 +215,9 @@ class Recording:
         guard = self._guard = Guard()
         recorder = Recorder(self._plan, home.path, guard, device=self._device, keep_going=True)
         self._live, _current = recorder, self
-        test = partial(install_self_test, recorder.probe)
         installs: list[Callable[[], object]] = [
             recorder.graphs.install,
-            test,
+            partial(install_self_test, recorder.probe),
             recorder.others.install,
         ]
         if in_cell:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from msgspec import Struct
+from msgspec import Struct, field
 from torch import nn
 
 from recompute_scan.annotations import ANNOTATING, RegionAnnotation, recompute_name, region_name
@@ -185,7 +185,11 @@ class CountedRuns:
         finally:
             self._thread.run = around
             if not run.holds and (within is not None or run.counts):
-                self._runs.setdefault(region.block, _BlockRuns()).add(asked, within is not None)
+                runs = self._runs.setdefault(region.block, _BlockRuns())
+                if within is None:
+                    runs.forward[outermost] += 1
+                else:
+                    runs.again[asked] += 1
 
     def in_step(self, step: int) -> Counted:
         kinds = {type(module) for module in self._modules.values()}
@@ -221,7 +225,7 @@ class _Run(Struct):
     holds: bool = False
 
 
-class _BlockRuns:
+class _BlockRuns(Struct, eq=False):
     """The runs of one block in a step.
 
     Attributes:
@@ -229,15 +233,8 @@ class _BlockRuns:
         again: Those in backward passes, by that checkpoint and the pass.
     """
 
-    def __init__(self) -> None:
-        self.forward: Counter[int] = Counter()
-        self.again: Counter[tuple[int, int | None]] = Counter()
-
-    def add(self, asked: tuple[int, int | None], again: bool) -> None:
-        if again:
-            self.again[asked] += 1
-        else:
-            self.forward[asked[0]] += 1
+    forward: Counter[int] = field(default_factory=Counter)
+    again: Counter[tuple[int, int | None]] = field(default_factory=Counter)
 
     @property
     def asked(self) -> int:

@@ -100,10 +100,9 @@ def chain_of(error: BaseException) -> tuple[Raised, ...]:
 def _raised(error: BaseException) -> Raised:
     kind = type(error)
     module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
-    try:
+    message = ""
+    with suppress(Exception):  # somebody else's __str__
         message = str(error)
-    except Exception:  # somebody else's __str__
-        message = ""
     return Raised(
         f"{module}{kind.__qualname__}", message[:_LONGEST_MESSAGE], _frames(error.__traceback__)
     )
