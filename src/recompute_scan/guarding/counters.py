@@ -76,59 +76,6 @@ class Kind(Struct, frozen=True):
     sampled: Sampled | None = None
 
 
-def door(
-    original: Callable[..., Any], kind: Kind, tallies: Tallies, failed: _Failed
-) -> Callable[..., Any]:
-    """A function to put in the place of the original, with its calls counted by ``tallies``.
-
-    ``failed`` gets an exception of ours.
-    """
-    known, found, inside = tallies.of(kind.variant), tallies.found, _inside
-    variant, place, runs_before, may_keep, sampled = astuple(kind)
-    keeps_at = place + 1 if may_keep and not settings_by_name() else sys.maxsize
-
-    # This code takes several times as long as in a loop by itself, because torch's code ran
-    # meanwhile: hence one look by address, and no call that a known region can do without.
-    def passing(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # first of all: a compiler that traces this stops here
-            return original(*args, **kwargs)
-        compiler = compile_frames_by(None)
-        call, given, at = original, args, place
-        outer, region = inside.region, None
-        try:
-            region = known.get(id(args[at]))
-            if region is None:
-                at, region = found(variant, args, at)
-            if region is not None:
-                region.entered += 1
-                if outer is not None:
-                    outer.handed_on += outer is region or outer.covers(region)
-                if len(args) > keeps_at:
-                    region.keeps_random = args[keeps_at]
-                elif may_keep:
-                    region.keeps_random = kwargs.get("preserve_rng_state", True)
-                given = (*args[:at], counted(args[at], region, runs_before), *args[at + 1 :])
-                if region.sampling is not None and sampled is not None:
-                    call, given = sampled(original, region, at, given)
-        except Exception as error:
-            call, given = original, args
-            failed(error)
-        finally:
-            if compiler is not None:
-                compile_frames_by(compiler)
-        done = call(*given, **kwargs)
-        # Torch runs the function itself, behind the generator's preparations, at which an outer
-        # recompute may end.
-        if outer is not None and region is not None and not runs_before:
-            return within(done, _Runs(region))
-        return done
-
-    run_uncompiled(passing)
-    passing.__name__ = getattr(original, "__name__", "passing")
-    passing.__doc__ = getattr(original, "__doc__", None)
-    return passing
-
-
 def counted(
     function: Callable[..., Any], region: TalliedRegion, forwards: int
 ) -> Callable[..., Any]:
@@ -197,7 +144,52 @@ class CheckpointHooks:
         self._patches.undo()
 
     def _door(self, original: Callable[..., Any], kind: Kind) -> Callable[..., Any]:
-        return door(original, kind, self._tallies, self._failed)
+        """A function to put in the place of the original, with its calls counted."""
+        known, found = self._tallies.of(kind.variant), self._tallies.found
+        failed, inside = self._failed, _inside
+        variant, place, runs_before, may_keep, sampled = astuple(kind)
+        keeps_at = place + 1 if may_keep and not settings_by_name() else sys.maxsize
+
+        # This code takes several times as long as in a loop by itself, because torch's code ran
+        # meanwhile: hence one look by address, and no call that a known region can do without.
+        def passing(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():  # first of all: a compiler that traces this stops here
+                return original(*args, **kwargs)
+            compiler = compile_frames_by(None)
+            call, given, at = original, args, place
+            outer, region = inside.region, None
+            try:
+                region = known.get(id(args[at]))
+                if region is None:
+                    at, region = found(variant, args, at)
+                if region is not None:
+                    region.entered += 1
+                    if outer is not None:
+                        outer.handed_on += outer is region or outer.covers(region)
+                    if len(args) > keeps_at:
+                        region.keeps_random = args[keeps_at]
+                    elif may_keep:
+                        region.keeps_random = kwargs.get("preserve_rng_state", True)
+                    given = (*args[:at], counted(args[at], region, runs_before), *args[at + 1 :])
+                    if region.sampling is not None and sampled is not None:
+                        call, given = sampled(original, region, at, given)
+            except Exception as error:
+                call, given = original, args
+                failed(error)
+            finally:
+                if compiler is not None:
+                    compile_frames_by(compiler)
+            done = call(*given, **kwargs)
+            # Torch runs the function itself, behind the generator's preparations, at which an outer
+            # recompute may end.
+            if outer is not None and region is not None and not runs_before:
+                return within(done, _Runs(region))
+            return done
+
+        run_uncompiled(passing)
+        passing.__name__ = getattr(original, "__name__", "passing")
+        passing.__doc__ = getattr(original, "__doc__", None)
+        return passing
 
     def _generator(
         self, function: Callable[..., Any], region: TalliedRegion, at: int, args: tuple[Any, ...]
