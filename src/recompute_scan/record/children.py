@@ -213,8 +213,26 @@ def run_trial(options: RunOptions, nproc_per_node: int | None, output: Path | No
     command = [sys.executable, MAIN, "--trial", str(nproc_per_node or 0), encode(options)]
     # Sets of names are walked in an order that this decides.
     environment = {"PYTHONHASHSEED": "0", **os.environ}
-    with nullcontext() if output is None else made(output) as file:
-        return _wait(command, environment, file)
+    with (
+        nullcontext() if output is None else made(output) as file,
+        on_sigterm(_end),  # so a request to end reaches the trial too
+        subprocess.Popen(  # noqa: S603 - this interpreter, this package
+            command,
+            env=environment,
+            stdout=file,
+            stderr=None if file is None else subprocess.STDOUT,
+        ) as process,
+    ):
+        try:
+            status = process.wait()
+        except BaseException:  # interrupted: so is the trial, as a rule, by the same terminal
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
+    return 128 - status if status < 0 else status
 
 
 def run_trial_here(argv: Sequence[str]) -> int:
@@ -228,26 +246,6 @@ def run_trial_here(argv: Sequence[str]) -> int:
     except ScanError as error:
         print(f"recompute-scan: {error}", file=sys.stderr)
         return error.exit_status
-
-
-def _wait(command: Sequence[str], environment: dict[str, str], output: Any) -> int:
-    errors = subprocess.STDOUT if output is not None else None
-    with (
-        on_sigterm(_end),  # so a request to end reaches the trial too
-        subprocess.Popen(  # noqa: S603 - this interpreter, this package
-            command, env=environment, stdout=output, stderr=errors
-        ) as process,
-    ):
-        try:
-            status = process.wait()
-        except BaseException:  # interrupted: so is the trial, as a rule, by the same terminal
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            raise
-    return 128 - status if status < 0 else status
 
 
 def _end(number: int, _frame: object) -> None:
