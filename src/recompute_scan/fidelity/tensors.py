@@ -360,11 +360,11 @@ class Fingerprint(Struct, eq=False, gc=False):
 
     def held(self, tensor: torch.Tensor) -> Fingerprint:
         """This, or this in another shape: the same elements are there again, and as they were."""
+        if tensor.shape == self.shape:
+            self._tensor = tensor
+            return self
         shape = tuple(tensor.shape)
-        if shape != self.shape:
-            return Fingerprint(self.dtype, shape, self._bits, self.order, tensor, self._sums)
-        self._tensor = tensor
-        return self
+        return Fingerprint(self.dtype, shape, self._bits, self.order, tensor, self._sums)
 
     def let_go(self, *, keep: bool) -> None:
         """The tensor may change from here on; to be called unseen. Comparisons of bits need
