@@ -94,7 +94,7 @@ def old_log_probabilities(layers: int, repaired: bool, marked: Marked) -> Step:
         old = None
         if not repaired:
             with torch.no_grad():
-                old = marked(lambda: net(x)).log_softmax(-1)  # WASTE: old_log_probabilities
+                old = marked(lambda: net(x).log_softmax(-1))  # WASTE: old_log_probabilities
         new = net(x).log_softmax(-1)
         old = new.detach() if old is None else old
         train(-(new - old).exp().gather(1, y[:, None]).mean())
