@@ -144,7 +144,7 @@ def simulate_unchanged(graph: Graph) -> Float64:
         Clock(thread.times, (thread.times - thread.times[0]).astype(np.float64))
         for thread in graph.threads
     ]
-    return _steps(graph, _with_host_time(graph, graph.edges.delay.copy(), clocks))
+    return _steps(graph, graph.edges.delay.copy(), clocks)
 
 
 def simulate(
@@ -155,9 +155,10 @@ def simulate(
     What is taken out launches nothing and waits for nothing; all else starts as soon as what it
     waited for is done.
     """
-    edges = graph.edges
+    edges, rows = graph.edges, graph.call
     delay = edges.delay.copy()
-    gone = _gone(graph, facts, edits)
+    # For each node: was it launched, or waited for, in an interval that goes?
+    gone = (rows >= 0) & edits.removed(facts.calls.thread[rows], facts.calls.start[rows])
     away, behind = gone[edges.target], gone[edges.source]
     # Only the place of a removed kernel along its stream or thread is left: the one that stays
     # before says how early the next begins.
@@ -165,7 +166,7 @@ def simulate(
     delay += early - edges.early
     delay[away] = np.where(edges.along[away], early[away], _NEVER)
     clocks = [change_clock(thread, edits, overhead) for thread in graph.threads]
-    return _steps(graph, _with_host_time(graph, delay, clocks))
+    return _steps(graph, delay, clocks)
 
 
 def call_lengths(
@@ -190,35 +191,22 @@ def call_lengths(
     return lengths
 
 
-def _with_host_time(graph: Graph, delay: Float64, clocks: Sequence[Clock]) -> Float64:
+def _steps(graph: Graph, delay: Float64, clocks: Sequence[Clock]) -> Float64:
+    """The lengths of the steps; the hosts' time is added to ``delay`` in place."""
     edges = graph.edges
     for at, one in enumerate(clocks):
         mine = np.flatnonzero(edges.host == at)
         delay[mine] += one.at(edges.until[mine]) - one.at(edges.since[mine])
-    return delay
-
-
-def _steps(graph: Graph, delay: Float64) -> Float64:
-    times = _settle(graph, delay)
-    ends = [times[nodes].max() for nodes in graph.step_ends]
-    return np.diff(np.maximum.accumulate([graph.begun, *ends]))
-
-
-def _gone(graph: Graph, facts: RecomputeFacts, edits: Edits) -> Bool:
-    """For each node: was it launched, or waited for, in an interval that goes?"""
-    rows = graph.call
-    return (rows >= 0) & edits.removed(facts.calls.thread[rows], facts.calls.start[rows])
-
-
-def _settle(graph: Graph, delay: Float64) -> Float64:
-    """The time of each node: the latest that its edges ask for."""
+    # The time of each node: the latest that its edges ask for.
     times: list[float] = graph.floor.tolist()
-    columns = (graph.edges.source, graph.edges.target, delay)
+    columns = (edges.source, edges.target, delay)
     for source, target, wait in zip(*map(np.ndarray.tolist, columns), strict=True):
         time = times[source] + wait
         if time > times[target]:
             times[target] = time
-    return np.array(times)
+    over = np.array(times)
+    ends = [over[nodes].max() for nodes in graph.step_ends]
+    return np.diff(np.maximum.accumulate([graph.begun, *ends]))
 
 
 # Steps that are simulated together, and calls in them; more add little and cost memory.

@@ -72,11 +72,8 @@ class ForwardSequence:
 
     def __init__(self, codes: Int64) -> None:
         self.codes = codes
-        self._places = self.codes.argsort(kind="stable")
-        self._sorted = self.codes[self._places]
-
-    def __len__(self) -> int:
-        return len(self.codes)
+        self._places = codes.argsort(kind="stable")
+        self._sorted = codes[self._places]
 
     def cut(
         self,
