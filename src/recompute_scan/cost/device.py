@@ -102,9 +102,6 @@ def find_device(facts: RecomputeFacts, begin: int, end: int) -> Device:
 
 def find_waits(facts: RecomputeFacts, device: Device) -> Waits:
     """The waits of each kernel; see :class:`Waits`."""
-    if not len(device):
-        none = np.empty(0, np.int64)
-        return Waits(none, none, none, none, none, none)
     source, target = _event_waits(facts, device)
     launched, first = device.thread >= 0, device.before < 0
     since_launch = device.start - device.launched
@@ -122,18 +119,16 @@ def find_waits(facts: RecomputeFacts, device: Device) -> Waits:
     by_stream = np.where(first, never, device.end[device.before] + gap)
     by_event = np.full(len(device), never)
     np.maximum.at(by_event, target, device.end[source] + lag)
-    ready = np.maximum(np.maximum(by_launch, by_stream), by_event)
+    reasons = np.stack((by_launch, by_stream, by_event))
+    ready, last = reasons.max(axis=0), reasons.argmax(axis=0)
     late = np.where(ready > never, device.start - ready, 0)
     more_source, more_target = _unseen_waits(device, late)
     source, target = np.append(source, more_source), np.append(target, more_target)
     lag = np.append(lag, device.start[more_target] - device.end[more_source])
     late[more_target] = 0
-    last_is_launch = (by_launch >= by_stream) & (by_launch >= by_event)
-    last_is_stream = ~last_is_launch & (by_stream >= by_event)
-    launch = launch + np.where(last_is_launch, late, 0)
-    gap = gap + np.where(last_is_stream, late, 0)
-    by_its_event = ~(last_is_launch | last_is_stream)[target]
-    lag = lag + np.where(by_its_event, late[target], 0)
+    launch = launch + np.where(last == 0, late, 0)
+    gap = gap + np.where(last == 1, late, 0)
+    lag = lag + np.where(last[target] == 2, late[target], 0)
     order = target.argsort(kind="stable")
     return Waits(launch, gap, source[order], target[order], lag[order], late)
 

@@ -245,10 +245,10 @@ def arrangements_of(
     checkpoint of each region, 0 where that stays.
     """
     free = [place for place, gain in enumerate(gains) if gain > 0]
-    times = [t for held in footprint.held for t in (held.start, held.end)]
+    ever = np.iinfo(np.int64)
+    times = [ever.min, ever.max, *(t for held in footprint.held for t in (held.start, held.end))]
     edges = np.unique(np.array(times, np.int64))
-    starts = np.concatenate(([np.iinfo(np.int64).min], edges)).astype(np.int64)
-    stops = np.concatenate((edges, [np.iinfo(np.int64).max])).astype(np.int64)
+    starts, stops = edges[:-1], edges[1:]
     added = np.zeros((len(starts), len(regions)), np.int64)
     for held in footprint.held:
         active = (starts >= held.start) & (stops <= held.end)

@@ -446,7 +446,6 @@ def _size(facts: RecomputeFacts, row: int) -> tuple[int, ...]:
     return inputs.shapes[0] if inputs is not None and inputs.shapes else ()
 
 
-_ADDS = re.compile(re.escape(vocabulary.ENGINE) + r"torch::autograd::AccumulateGrad$")
 _COPIES = frozenset({"aten::new_empty_strided", "aten::empty_like", "aten::clone", "aten::copy_"})
 
 # The engine's range, the node in it, its operators.
@@ -478,7 +477,6 @@ class _Passes:
         self._engines = facts.structure.rows(Role.BACKWARD)
         above = facts.calls.parent[self._engines]
         self._around = np.where(above >= 0, facts.structure.engine[above], -1)
-        self._adds = facts.calls.names_where(_ADDS.match)
 
     def of(self, recompute: Recompute) -> Iterator[int]:
         """By the engine's range around the function's node, if it is not torch's function."""
@@ -535,7 +533,8 @@ class _Passes:
         if at == len(self._engines):
             return
         adds = int(self._engines[at])
-        if calls.parent[adds] != calls.parent[node] or not self._adds[calls.name[adds]]:
+        added = calls.called(adds) == vocabulary.ACCUMULATE_GRAD
+        if calls.parent[adds] != calls.parent[node] or not added:
             return
         inside = range(adds + 1, adds + 1 + int(calls.size[adds]))
         yield from (row for row in inside if calls.called(row) in _COPIES)
