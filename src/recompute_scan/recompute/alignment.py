@@ -112,7 +112,7 @@ def align(structure: Structure, work: Work, starts: Int64) -> Alignment:
     heights = _heights(matcher, matches)
     if heights:
         matches, unexplained = _match_all(matcher, heights)
-    recomputes = _with_work(matches, structure, _Ran(calls, work, neutral))
+    recomputes = _Ran(structure, work, neutral).of(matches)
     recomputes = _without_looks(recomputes, structure, matcher)
     backwards, passes = matcher.anchors.count_passes(recomputes)
     return Alignment(
@@ -186,20 +186,6 @@ def _repeated(found: list[Recompute], matches: list[Recompute]) -> list[Recomput
     return [match for match in found if np.isin(match.original, known).any()]
 
 
-def _with_work(found: list[Recompute], structure: Structure, ran: _Ran) -> tuple[Recompute, ...]:
-    """The recomputes, with what of each really ran."""
-    if not found:
-        return ()
-    ends = np.cumsum([len(each.again) for each in found])
-    checkpoint = structure.checkpoint_node[[each.engine for each in found]]
-    # Only a non-reentrant recompute stops early, and not inside a function that it runs again.
-    whole = checkpoint | np.array([each.inner_function for each in found], np.bool_)
-    original = np.concatenate([each.original for each in found])
-    again = np.concatenate([each.again for each in found])
-    parts = np.split(ran.of(original, again, ends - 1, whole), ends[:-1])
-    return tuple(replace(each, ran=part) for each, part in zip(found, parts, strict=True))
-
-
 def _heights(matcher: Matcher, matches: list[Recompute]) -> dict[bytes, int]:
     """Of each sequence that ran operators twice: how many places lie between its beginning and end.
 
@@ -230,21 +216,20 @@ class _Ran:
     results. ``neutral`` calls are bookkeeping that costs nothing.
     """
 
-    def __init__(self, calls: Calls, work: Work, neutral: Bool) -> None:
-        self._calls = calls
+    def __init__(self, structure: Structure, work: Work, neutral: Bool) -> None:
+        self._calls, self._structure = structure.calls, structure
         self._work = work
         self._neutral = neutral
 
-    def of(self, original: Int64, again: Int64, ends: Int64, whole: Bool) -> Bool:
-        """For each operator of all recomputes: did it?
-
-        Args:
-            original: Rows of first runs.
-            again: Rows of the same operators' second runs.
-            ends: For each recompute, where its last operator is in these.
-            whole: For each recompute: early stop cannot have cut it.
-        """
+    def of(self, found: list[Recompute]) -> tuple[Recompute, ...]:
+        """The recomputes, with what of each really ran."""
+        if not found:
+            return ()
+        original = np.concatenate([each.original for each in found])
+        again = np.concatenate([each.again for each in found])
         both = np.concatenate((original, again))
+        # For each recompute: where its last operator is in these.
+        ends = np.cumsum([len(each.again) for each in found]) - 1
         twin = twins_of(self._calls)
         first_twins, twins = np.split(self._calls.holding(twin & ~self._neutral, both), 2)
         ran = np.asarray(twins >= first_twins)
@@ -252,12 +237,17 @@ class _Ran:
             ran |= self._without_mode(twin, both, ends)
         if self._work.on_gpu:
             kernels = self._work.kernels
-            return np.asarray(ran & ((kernels[original] == 0) | (kernels[again] > 0)))
-        name = self._calls.name
-        last, first_run = again[ends], original[ends]
-        for at in np.flatnonzero(~whole & (name[last] == name[first_run])):
-            ran[ends[at]] &= self._ended(int(last[at]), int(first_run[at]))
-        return ran
+            ran &= (kernels[original] == 0) | (kernels[again] > 0)
+        else:
+            name, last, first_run = self._calls.name, again[ends], original[ends]
+            # Only a non-reentrant recompute stops early, and not inside a function that it runs
+            # again.
+            whole = self._structure.checkpoint_node[[each.engine for each in found]]
+            whole |= np.array([each.inner_function for each in found], np.bool_)
+            for at in np.flatnonzero(~whole & (name[last] == name[first_run])):
+                ran[ends[at]] &= self._ended(int(last[at]), int(first_run[at]))
+        parts = np.split(ran, ends[:-1] + 1)
+        return tuple(replace(each, ran=part) for each, part in zip(found, parts, strict=True))
 
     def _without_mode(self, twin: Bool, both: Int64, ends: Int64) -> Bool:
         """For each operator: does its recompute run all that the first run did, and no mode?
@@ -434,9 +424,9 @@ def join_steps(structure: Structure, steps: list[StepSpan]) -> list[StepSpan]:
         if last.end not in optimizer:
             joined.append(step)
         elif apart:
-            joined.append(StepSpan(last.index + 1, step.start, step.end))
+            joined.append(replace(step, index=last.index + 1))
         else:
-            joined[-1] = StepSpan(last.index, last.start, step.end)
+            joined[-1] = replace(last, end=step.end)
     return joined
 
 

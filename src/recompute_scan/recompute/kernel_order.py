@@ -179,8 +179,13 @@ def _periodic(before: list[_Before], layers: int, cut: bool) -> list[list[_Befor
 
 def _read(passes: list[list[_Before]], layers: int) -> list[Pass] | None:
     numbers = [each.number for each in passes[0]]
-    if any(_may_begin(numbers, place) for place in range(1, layers)):
-        return None
+    for place in range(1, layers):
+        # May another pass, with another forward pass, be there up to the end? It has more F than
+        # any other recompute.
+        rest, mine = layers - place, numbers[place]
+        others = (*numbers[1:place], *numbers[place + 1 :])
+        if rest >= _FEWEST_LAYERS and mine >= rest and mine > max(others):
+            return None
     found = []
     for first, *_ in passes:
         recomputes = first.number - layers
@@ -189,16 +194,6 @@ def _read(passes: list[list[_Before]], layers: int) -> list[Pass] | None:
             return None
         found.append(Pass((recomputes, *numbers[1:])))
     return found
-
-
-def _may_begin(numbers: Sequence[int], place: int) -> bool:
-    """May another pass, with another forward pass, be there up to the end?
-
-    It has more F than any other recompute.
-    """
-    rest, mine = len(numbers) - place, numbers[place]
-    others = (*numbers[1:place], *numbers[place + 1 :])
-    return rest >= _FEWEST_LAYERS and mine >= rest and mine > max(others)
 
 
 def with_recomputes(events: Sequence[str], passes: Sequence[Pass]) -> list[str] | None:

@@ -243,18 +243,21 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) ->
             for other in same
         )
 
-    def choose(node: Node) -> list[Block]:
+    def choose(node: Node, around: tuple[Checkpoint, ...] = ()) -> Iterator[Block]:
         if not node.children or is_layer(node):
-            return [Block(node.span, node.span.checkpoints, batch, _parts(node, batch))]
+            checkpoints = numbered(around + node.span.checkpoints)
+            yield Block(node.span, checkpoints, batch, tuple(_parts(node, batch, around)))
+            return
         # Were it around one of them and little else, they would be one span.
         module = node.span.module_class
-        around = tuple(
+        mine = tuple(
             replace(one, around="several", module_class=module) for one in node.span.checkpoints
         )
-        wide.append(Block(node.span, around, batch))
-        return [_within(around, block) for child in node.children for block in choose(child)]
+        wide.append(Block(node.span, mine, batch))
+        for child in node.children:
+            yield from choose(child, around + mine)
 
-    return [_numbered(block) for node in nodes for block in choose(node)]
+    return [block for node in nodes for block in choose(node)]
 
 
 def _modules(node: Node) -> list[str] | None:
@@ -269,24 +272,12 @@ def holder(modules: Sequence[str]) -> str:
     return ".".join(names[0] for names in takewhile(lambda names: len({*names}) == 1, levels))
 
 
-def _parts(node: Node, batch: int) -> tuple[Block, ...]:
-    found: list[Block] = []
+def _parts(node: Node, batch: int, around: tuple[Checkpoint, ...]) -> Iterator[Block]:
+    around += node.span.checkpoints
     for child in node.children:
         own = tuple(replace(checkpoint, around="part") for checkpoint in child.span.checkpoints)
-        inside = (Block(child.span, own, batch), *(_within(own, x) for x in _parts(child, batch)))
-        found += (_within(node.span.checkpoints, block) for block in inside)
-    return tuple(found)
-
-
-def _within(around: tuple[Checkpoint, ...], block: Block) -> Block:
-    """The block, with these around it too."""
-    parts = tuple(_within(around, part) for part in block.parts)
-    return replace(block, checkpoints=around + block.checkpoints, parts=parts)
-
-
-def _numbered(block: Block) -> Block:
-    parts = tuple(map(_numbered, block.parts))
-    return replace(block, checkpoints=numbered(block.checkpoints), parts=parts)
+        yield Block(child.span, numbered(around + own), batch)
+        yield from _parts(child, batch, around + own)
 
 
 def numbered(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
