@@ -30,6 +30,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from recompute_scan.recompute import vocabulary
@@ -370,15 +371,6 @@ MOST_UNCOUNTED = 0.5
 _MOST_NAMED = 8
 
 
-class _Counted(Struct, frozen=True):
-    """The calls that count, their operations, and the type that each computes in."""
-
-    rows: Int64
-    flops: Float64
-    types: tuple[str, ...]
-    uncounted: Counter[str]
-
-
 def count_flops(
     facts: RecomputeFacts,
     step_ms: float | None,
@@ -393,26 +385,26 @@ def count_flops(
         return None
     if len(facts.trace.signatures) < 2:
         return Flops(reason="The trace has no input shapes: record it with record_shapes=True.")
-    counted = _count(facts)
-    heavy = len(counted.rows) + counted.uncounted.total()
+    rows, flops, types, left_out = _count(facts)
+    heavy = len(rows) + left_out.total()
     if not heavy:
         return Flops(
             reason="No matrix product, convolution or attention ran in the recorded steps."
         )
-    uncounted = tuple(name for name, _ in counted.uncounted.most_common(_MOST_NAMED))
-    if counted.uncounted.total() > MOST_UNCOUNTED * heavy or not counted.flops.sum():
+    uncounted = tuple(name for name, _ in left_out.most_common(_MOST_NAMED))
+    if left_out.total() > MOST_UNCOUNTED * heavy or not flops.sum():
         named = ", ".join(uncounted)
         return Flops(
             uncounted=uncounted,
             reason=f"The trace does not say enough of most costly operators: {named}.",
         )
+    parts = _parts(facts, rows)
     forward, backward, first, redundant = (
-        float(counted.flops[part].sum()) / facts.complete_count
-        for part in _parts(facts, counted.rows)
+        float(flops[part].sum()) / facts.complete_count for part in parts
     )
     model, whole = forward + backward, forward + backward + first + redundant
     known = None if peak_tflops else peak_of(device)
-    ideal_ms = _ideal_ms(facts, counted, known, peak_tflops)
+    ideal_ms = _ideal_ms(facts, flops, types, np.logical_or.reduce(parts), known, peak_tflops)
     # Without a verdict, some of the backward work may be recomputes.
     split = facts.judgement.verdict != "inconclusive"
     # Time at the peak over time taken, for numbers of all types together.
@@ -434,8 +426,10 @@ def count_flops(
     )
 
 
-def _count(facts: RecomputeFacts) -> _Counted:
-    """Calls of the complete steps with arithmetic that counts, each piece of work once.
+def _count(facts: RecomputeFacts) -> tuple[Int64, Float64, npt.NDArray[np.str_], Counter[str]]:
+    """Rows of the calls of the complete steps with arithmetic that counts, each piece of work once;
+    their operations, the type that each computes in, and the names of calls that could not be
+    counted.
 
     Operators call each other (``linear`` calls ``addmm``): the innermost one that has a formula
     counts. Those of a recompute that were entered but did not run do not.
@@ -467,12 +461,8 @@ def _count(facts: RecomputeFacts) -> _Counted:
     counted[rows[inner]] = True
     alone = ~can & (calls.holding(counted, rows) == 0) & ~calls.within(rows[inner])[rows]
     alone[alone] = _innermost(facts, rows[alone], np.ones(int(alone.sum()), np.bool_))
-    return _Counted(
-        rows=rows[inner],
-        flops=value[inner],
-        types=tuple(types[place] for place in which[inner]),
-        uncounted=Counter(calls.names[code] for code in calls.name[rows[alone]]),
-    )
+    left_out = Counter(calls.names[code] for code in calls.name[rows[alone]])
+    return rows[inner], value[inner], np.array(types, np.str_)[which[inner]], left_out
 
 
 def _is_heavy(name: str) -> bool:
@@ -503,23 +493,25 @@ def _parts(facts: RecomputeFacts, rows: Int64) -> tuple[Bool, Bool, Bool, Bool]:
 
 
 def _ideal_ms(
-    facts: RecomputeFacts, counted: _Counted, peak: Peak | None, given_tflops: float | None
+    facts: RecomputeFacts,
+    flops: Float64,
+    types: npt.NDArray[np.str_],
+    inside: Bool,
+    peak: Peak | None,
+    given_tflops: float | None,
 ) -> float | None:
     """Time that a step's arithmetic takes at the peak; ``None`` where the peak is not known."""
     if not given_tflops and (peak is None or not facts.work.on_gpu):
         return None
-    parts = np.logical_or.reduce(_parts(facts, counted.rows))
     total = 0.0
-    types = np.array(counted.types)
     for kind in np.unique(types):
-        flops = float(counted.flops[(types == kind) & parts].sum())
         at = given_tflops
         if peak is not None:
             fast = kind == "fp32" and any(map(_ON_TENSOR_CORES.search, facts.trace.names))
             at = peak.tflops.get("tf32" if fast else str(kind))
         if at is None:
             return None
-        total += flops / at / 1e9
+        total += float(flops[(types == kind) & inside].sum()) / at / 1e9
     return total / facts.complete_count
 
 

@@ -260,21 +260,23 @@ def repeated(facts: RecomputeFacts, rows: Int64) -> Repeated:
     return Repeated(
         count=len(rows) / steps,
         bytes=sum(known) / steps if len(known) == len(sizes) else None,
-        exposed_ms=_exposed_ms(facts, rows),
+        exposed_ms=_exposed_ms(facts, rows, mine),
         names=tuple((name, number / steps) for name, number in names.most_common()),
         time_ms=float(time.sum()) / _NS_PER_MS / steps,
         on_device=bool(mine.any()),
     )
 
 
-def _exposed_ms(facts: RecomputeFacts, rows: Int64) -> float | None:
+def _exposed_ms(facts: RecomputeFacts, rows: Int64, mine: Bool) -> float | None:
     if not len(rows):
         return 0.0 if facts.work.on_gpu else None
-    kernels = facts.kernels
-    mine = kernels_of(facts.calls, facts.kernels, rows)
     if not mine.any():
         return None
-    others = _computing(facts)
+    trace, kernels = facts.trace, facts.kernels
+    # Kernels that are no communication.
+    talks = np.array([bool(vocabulary.TALKS.match(name)) for name in trace.names], np.bool_)
+    others = (trace.kind[kernels.event] == Kind.KERNEL) & ~talks[trace.name[kernels.event]]
+    others &= ~kernels_of(facts.calls, kernels, facts.collectives.rows)
     step = np.full(len(mine), -1, np.int64)
     step[mine] = step_of(list(facts.steps), facts.calls.start[kernels.launch[mine]])
     alone = [_beyond(facts, step == at, others) for at in np.flatnonzero(facts.complete)]
@@ -289,15 +291,6 @@ def _beyond(facts: RecomputeFacts, these: Bool, others: Bool) -> float:
     beside = others & (start < end[these].max()) & (end > start[these].min())
     both = these | beside
     return sum_covered(start[both], end[both]) - sum_covered(start[beside], end[beside])
-
-
-def _computing(facts: RecomputeFacts) -> Bool:
-    """For each piece of device work: is it a kernel, and no communication?"""
-    trace, event = facts.trace, facts.kernels.event
-    talks = np.array([bool(vocabulary.TALKS.match(name)) for name in trace.names], np.bool_)
-    every = kernels_of(facts.calls, facts.kernels, facts.collectives.rows)
-    computing: Bool = (trace.kind[event] == Kind.KERNEL) & ~talks[trace.name[event]] & ~every
-    return computing
 
 
 def _bytes(facts: RecomputeFacts, row: int) -> int | None:

@@ -103,25 +103,6 @@ def arm_times(ranks: Sequence[Rehearsal]) -> ArmTimes:
     return ArmTimes(each, frozenset(longer))
 
 
-def shared_out(
-    longer: float,
-    candidates: Sequence[Candidate],
-    times: Sequence[float],
-    fixed: frozenset[int],
-    *,
-    sure: bool,
-) -> tuple[float, ...]:
-    """The extra time of an arm's steps, shared out by its recomputes' own times, ms.
-
-    Where they are not surely longer, they take what their recomputes did. Fixed modules have none.
-    """
-    even = _evened(candidates, times, fixed)
-    whole = sum(even)
-    extra = longer if sure else max(whole, longer)
-    share = extra / whole if whole > 0 else 0.0
-    return tuple(share * time for time in even)
-
-
 def _is_todays(ranks: Sequence[Rehearsal], way: Way, steps: dict[Way, tuple[float, ...]]) -> bool:
     """Does the script checkpoint what this arrangement does?"""
     for one in ranks:
@@ -186,9 +167,17 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
     each = list(zip(*(one.candidates for one in ranks), strict=True))
 
     def shared(way: Way, alone: Sequence[float]) -> tuple[float, ...]:
+        """The extra time of an arm's steps, shared out by its recomputes' own times, ms.
+
+        Where they are not surely longer, they take what their recomputes did. Fixed modules have
+        none.
+        """
         others = {n for n, one in enumerate(candidates) if (one.part_of < 0) == (way == "parts")}
-        longer, sure = times.ms[way] - times.ms["keep"], way in times.surely_longer
-        return shared_out(longer, candidates, alone, fixed | others, sure=sure)
+        even = _evened(candidates, alone, fixed | others)
+        whole, longer = sum(even), times.ms[way] - times.ms["keep"]
+        extra = longer if way in times.surely_longer else max(whole, longer)
+        share = extra / whole if whole > 0 else 0.0
+        return tuple(share * time for time in even)
 
     alone = [max(one.again_ms for one in same) for same in each]
     again_ms = shared("recompute", alone)
