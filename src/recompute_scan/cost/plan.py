@@ -167,10 +167,8 @@ def arrangements(*ranks: Rehearsal) -> Arrangements:
     each = list(zip(*(one.candidates for one in ranks), strict=True))
 
     def shared(way: Way, alone: Sequence[float]) -> tuple[float, ...]:
-        """The extra time of an arm's steps, shared out by its recomputes' own times, ms.
-
-        Where they are not surely longer, they take what their recomputes did. Fixed modules have
-        none.
+        """The extra time of an arm's steps, shared out by its recomputes' own times, ms: at least
+        these, where the steps are not surely longer. Fixed modules have none.
         """
         others = {n for n, one in enumerate(candidates) if (one.part_of < 0) == (way == "parts")}
         even = _evened(candidates, alone, fixed | others)

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -45,6 +45,7 @@ Direction = Literal["forward", "backward"]
 _BEGIN = r"(?<![A-Za-z_])"
 # Text allowed behind it: template arguments, parameters, or nothing.
 _END = r"(?=[<(I]|E|\.kd|$)"
+_SOFTMAX = rf"{_BEGIN}scaled_((upper_triang_|aligned_causal_)?masked_)?softmax_warp"
 
 
 class KernelFamily(NamedTuple):
@@ -113,14 +114,8 @@ FAMILIES: tuple[KernelFamily, ...] = (
     # NVIDIA/TransformerEngine: transformer_engine/common/fused_softmax/.
     KernelFamily(
         "fused_softmax_attention",
-        (
-            rf"{_BEGIN}scaled_(upper_triang_masked_|masked_|aligned_causal_masked_)?"
-            rf"softmax_warp_forward{_END}"
-        ),
-        (
-            rf"{_BEGIN}scaled_(upper_triang_masked_|masked_|aligned_causal_masked_)?"
-            r"softmax_warp_backward(_masked)?(?=[<(I]|E|$)"
-        ),
+        rf"{_SOFTMAX}_forward{_END}",
+        rf"{_SOFTMAX}_backward(_masked)?(?=[<(I]|E|$)",
     ),
     # Inductor's template kernels are triton_tem_…; a kernel fused with attention's inputs or
     # outputs (triton_poi_fused__flash_attn_backward_…) is no attention. Source: pytorch/pytorch:
@@ -166,11 +161,9 @@ def attention_role(name: str) -> tuple[str, Direction] | None:
 def _patterns() -> tuple[tuple[re.Pattern[str], tuple[str, Direction]], ...]:
     # Compiled where kernels are: a trace of a CPU has none. Backward first: a family's backward
     # may hold the name of its forward.
-    found: list[tuple[re.Pattern[str], tuple[str, Direction]]] = []
-    for family in FAMILIES:
-        found.append((re.compile(family.backward), (family.name, "backward")))
-        found.append((re.compile(family.forward), (family.name, "forward")))
-    return tuple(found)
+    ways: tuple[Direction, ...] = ("backward", "forward")
+    each = product(FAMILIES, ways)
+    return tuple((re.compile(getattr(one, way)), (one.name, way)) for one, way in each)
 
 
 GRAPH_LAUNCH = re.compile(r"(cuda|hip|cu)GraphLaunch")

@@ -126,30 +126,23 @@ COMPILED_FUNCTION = re.compile(r".*CompiledFunction$")
 COMPILED_NODE = re.compile(r".*CompiledFunctionBackward")
 
 # First match wins; matched on operator names below `aten::` and on custom functions.
-_FAMILIES: tuple[tuple[str, re.Pattern[str]], ...] = (
-    (
-        "flash_attention",
-        re.compile(r".*(scaled_dot_product_flash|flash_attn|flash_attention|FlashAttn)", re.I),
-    ),
-    ("efficient_attention", re.compile(r".*(efficient_attention|fmha|xformers)", re.I)),
-    ("cudnn_attention", re.compile(r".*cudnn_attention", re.I)),
-    ("attention", re.compile(r".*(scaled_dot_product|flex_attention|attention)", re.I)),
-    ("conv", re.compile(r"aten::.*conv(olution|\d|_)")),
-    ("gemm", re.compile(r"aten::(linear|matmul|mm|bmm|addmm|baddbmm|einsum|_scaled_mm)$")),
-    ("norm", re.compile(r"aten::.*(_norm|rms_norm|norm)$")),
-    ("embedding", re.compile(r"aten::embedding")),
-    ("loss", re.compile(r"aten::.*(_loss$|cross_entropy)")),
-    ("dropout", re.compile(r"aten::.*dropout")),
-    ("softmax", re.compile(r"aten::.*softmax")),
-    (
-        "activation",
-        re.compile(
-            r"aten::(relu|gelu|silu|sigmoid|tanh|elu|leaky_relu|hardtanh|clamp_min|mish)_?$"
-        ),
-    ),
-    ("pooling", re.compile(r"aten::.*pool")),
-    ("copy", re.compile(r"aten::(copy_|to|_to_copy|contiguous|clone|cat|stack)$")),
-)
+_FAMILIES = {
+    "flash_attention": r"(?i).*(scaled_dot_product_flash|flash_attn|flash_attention|FlashAttn)",
+    "efficient_attention": r"(?i).*(efficient_attention|fmha|xformers)",
+    "cudnn_attention": r"(?i).*cudnn_attention",
+    "attention": r"(?i).*(scaled_dot_product|flex_attention|attention)",
+    "conv": r"aten::.*conv(olution|\d|_)",
+    "gemm": r"aten::(linear|matmul|mm|bmm|addmm|baddbmm|einsum|_scaled_mm)$",
+    "norm": r"aten::.*(_norm|rms_norm|norm)$",
+    "embedding": r"aten::embedding",
+    "loss": r"aten::.*(_loss$|cross_entropy)",
+    "dropout": r"aten::.*dropout",
+    "softmax": r"aten::.*softmax",
+    "activation": r"aten::(relu|gelu|silu|sigmoid|tanh|elu|leaky_relu|hardtanh|clamp_min|mish)_?$",
+    "pooling": r"aten::.*pool",
+    "copy": r"aten::(copy_|to|_to_copy|contiguous|clone|cat|stack)$",
+}
+_PATTERNS = {family: re.compile(text) for family, text in _FAMILIES.items()}
 # `flash_attn_3::bwd` is a backward operator as much as `aten::convolution_backward`.
 _BACKWARD = re.compile(r"bwd|backward", re.I)
 OTHER_FAMILY = ("other", "other")
@@ -167,7 +160,7 @@ def alike(names: Sequence[str]) -> NDArray[np.int64]:
 @_remembered
 def family_of(name: str) -> tuple[str, str]:
     """Family and kind of an operator by its name; ``("other", "other")`` where none fits."""
-    for family, pattern in _FAMILIES:
+    for family, pattern in _PATTERNS.items():
         if pattern.match(name):
             return family, "attention" if family.endswith("attention") else family
     return OTHER_FAMILY
