@@ -219,7 +219,10 @@ def _numbers(text: str, length: int) -> list[int]:
     return [*numbers] * length if len(numbers) == 1 else [*numbers]
 
 
-_SDPA = "aten::_scaled_dot_product_{}_attention{}"
+_SDPA = (
+    "flash_attention efficient_attention cudnn_attention flash_attention_for_cpu "
+    "fused_attention_overrideable"
+).split()
 _FORMULAS: dict[str, Callable[[Inputs], int]] = {
     "aten::mm": _plain(0, _product),
     "aten::_int_mm": _plain(0, _product),
@@ -236,11 +239,8 @@ _FORMULAS: dict[str, Callable[[Inputs], int]] = {
     "aten::convolution": _convolution_forward,
     "aten::convolution_backward": _convolution_backward,
     **{
-        _SDPA.format(kind, end) + backward: formula
-        for kind, end in (
-            *(("flash", ""), ("efficient", ""), ("cudnn", "")),
-            *(("flash", "_for_cpu"), ("fused", "_overrideable")),
-        )
+        f"aten::_scaled_dot_product_{kind}{backward}": formula
+        for kind in _SDPA
         for backward, formula in (("", _attention_forward), ("_backward", _attention_backward))
     },
     "aten::_flash_attention_forward": _sequence_first(_attention_forward, 3),
@@ -300,6 +300,7 @@ GA102 = "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architectur
 ADA = "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf"
 AMD = "https://www.amd.com/en/products/accelerators/instinct/"
 MI300 = AMD + "mi300/"
+MI250X = AMD + "mi200/mi250x.html"
 
 _SLICE = re.compile(r"\bMIG\b")
 _NUMBERS = ("bf16", "fp16", "fp32", "tf32", "fp8", "fp64")
@@ -334,12 +335,7 @@ _PEAKS: tuple[tuple[str, str, tuple[float | None, ...], str], ...] = (
     (r"MI325X\b", "MI325X", (1307.4, 1307.4, 163.4, 653.7, 2614.9, 163.4), MI300 + "mi325x.html"),
     (r"MI300X\b", "MI300X", (1307.4, 1307.4, 163.4, 653.7, 2614.9, 163.4), MI300 + "mi300x.html"),
     (r"MI300A\b", "MI300A", (980.6, 980.6, 122.6, 490.3, 1961.2, 122.6), MI300 + "mi300a.html"),
-    (
-        r"MI250X",
-        "MI250X, one of two dies",
-        (191.5, 191.5, 47.9, _NO, _NO, 47.9),
-        AMD + "mi200/mi250x.html",
-    ),
+    (r"MI250X", "MI250X, one of two dies", (191.5, 191.5, 47.9, _NO, _NO, 47.9), MI250X),
 )
 
 

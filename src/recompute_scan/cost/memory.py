@@ -254,10 +254,14 @@ def arrangements_of(
         active = (starts >= held.start) & (stops <= held.end)
         added[active, held.layer] += held.size
     fullest: dict[tuple[tuple[frozenset[Condition], int], ...], int] = {}
-    for sizes, base in zip(
-        added[:, free].tolist(), _most_in(footprint, starts, stops), strict=True
+    # Within each span as much is allocated as what is there at its start, or comes.
+    first = np.maximum(0, footprint.ts.searchsorted(starts, side="right") - 1)
+    last = np.maximum(first + 1, footprint.ts.searchsorted(stops, side="left"))
+    for sizes, begin, end in zip(
+        *(each.tolist() for each in (added[:, free], first, last)), strict=True
     ):
         terms = tuple((frozenset({(n, KEEP)}), size) for n, size in enumerate(sizes) if size)
+        base = int(footprint.allocated[begin:end].max(initial=0))
         fullest[terms] = max(fullest.get(terms, 0), base)
     again_ms = tuple(gains[place] for place in free)
     model = Arrangements(
@@ -270,14 +274,6 @@ def arrangements_of(
         today_ms=step_ms,
     )
     return free, model
-
-
-def _most_in(footprint: Footprint, starts: Int64, stops: Int64) -> list[int]:
-    """Most that is allocated within each span, including what is there at its start."""
-    first = np.maximum(0, footprint.ts.searchsorted(starts, side="right") - 1)
-    last = np.maximum(first + 1, footprint.ts.searchsorted(stops, side="left"))
-    spans = zip(first.tolist(), last.tolist(), strict=True)
-    return [int(footprint.allocated[begin:end].max(initial=0)) for begin, end in spans]
 
 
 # Kept free of the capacity: the CUDA context and NCCL's buffers, which torch does not count,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -60,31 +60,26 @@ def host_phases(facts: RecomputeFacts) -> Phases:
     needed_too = np.stack([calls.duration[facts.designed], np.zeros(len(facts.designed))], axis=1)
     recomputes = np.concatenate([recomputes, needed_too])
     optimizer = facts.structure.rows(Role.OPTIMIZER)
-    passes = _passes(facts)
-    begun, passed, updated = _Begun(begins), _Begun(passes[:, 0]), _Begun(calls.start[optimizer])
+    passes, spans = _passes(facts), facts.whole_steps
+    moments = (begins, passes[:, 0], calls.start[optimizer])
     rows: list[tuple[float, ...]] = []
-    for span in facts.whole_steps:
-        needed, redundant = recomputes[begun.within(span)].sum(axis=0)
-        inside = passes[passed.within(span)]
+    for span, *places in zip(spans, *(_within(spans, each) for each in moments), strict=True):
+        begun, passed, updated = places
+        needed, redundant = recomputes[begun].sum(axis=0)
+        inside = passes[passed]
         start, turned, ended = inside[inside[:, 2] <= span.end].T
         forward = (turned - start).sum()
         backward = (ended - turned).sum() - needed - redundant
-        updates = calls.duration[optimizer[updated.within(span)]].sum()
+        updates = calls.duration[optimizer[updated]].sum()
         rows.append((span.end - span.start, forward, needed, redundant, max(0, backward), updates))
     return _phases(rows)
 
 
-class _Begun:
-    """Moments in order: a trace may have thousands of steps, and each finds its moments at once."""
-
-    def __init__(self, moments: Int64) -> None:
-        self._order = moments.argsort(kind="stable")
-        self._sorted = moments[self._order]
-
-    def within(self, span: StepSpan) -> Int64:
-        """Places of the moments in a step, ascending."""
-        first, last = self._sorted.searchsorted((span.start, span.end))
-        return np.sort(self._order[first:last])
+def _within(spans: Sequence[StepSpan], moments: Int64) -> list[Int64]:
+    """For each step the places of the moments in it, ascending; a trace may have thousands."""
+    order = moments.argsort(kind="stable")
+    edges = moments[order].searchsorted([(span.start, span.end) for span in spans])
+    return [np.sort(order[first:last]) for first, last in edges.tolist()]
 
 
 def _times(facts: RecomputeFacts, redundant_of: Bool) -> tuple[Int64, Float64]:

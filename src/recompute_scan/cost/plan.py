@@ -251,9 +251,7 @@ def saved_bytes(rehearsal: Rehearsal, candidate: int) -> int:
     return max((sizes[run] for run in runs), default=0)
 
 
-_AMOUNT = re.compile(
-    r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]?)(?P<binary>i?)B?", re.IGNORECASE
-)
+_AMOUNT = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)(?P<binary>i?)B?", re.I)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 # Share of the memory kept free: other programs, fragmentation, steps larger than the rehearsed one.
 _RESERVE = 0.10

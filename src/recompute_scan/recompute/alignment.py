@@ -161,12 +161,14 @@ def _without_looks(
         return recomputes
     own, _ = matcher.anchors.count_passes(())
 
-    def looks(each: Recompute) -> bool:
-        gone_through = own[matcher.forward.searchsorted(each.original)] > 0
-        return bool(2 * np.count_nonzero(gone_through) > len(each.original))
-
-    both = zip(recomputes, hooked, strict=True)
-    return tuple(each for each, by_hook in both if not (by_hook and looks(each)))
+    found = []
+    for each, by_hook in zip(recomputes, hooked, strict=True):
+        if by_hook:
+            gone_through = own[matcher.forward.searchsorted(each.original)] > 0
+            if 2 * np.count_nonzero(gone_through) > len(each.original):
+                continue
+        found.append(each)
+    return tuple(found)
 
 
 def _repeated(found: list[Recompute], matches: list[Recompute]) -> list[Recompute]:
@@ -382,8 +384,6 @@ def count(work: Work, alignment: Alignment, steps: list[StepSpan], complete: Boo
     landed = _backwards_ends(alignment)
     flight = landed.searchsorted(calls.start[rows], side="right")
     begun = np.sort(np.concatenate([landed, _between_micro_batches(alignment, flight)]))
-    inside = step >= 0
-    inside[inside] = complete[step[inside]]
     return Counts(
         rows=rows,
         multiplicity=runs / passes,
@@ -392,7 +392,7 @@ def count(work: Work, alignment: Alignment, steps: list[StepSpan], complete: Boo
         weight=medians_of(work.time[rows], calls.dims[rows], calls.name[rows])[0],
         again=again,
         redundant=redundant,
-        counted=(alignment.backwards > 0) & inside,
+        counted=(alignment.backwards > 0) & np.append(complete, False)[step],
         step=step,
         batch=begun.searchsorted(calls.start[rows], side="right"),
         flight=flight,

@@ -313,16 +313,8 @@ def find_collectives(
 
 
 def kernels_of(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
-    """For each piece of device work: was it launched inside one of these calls?
-
-    ``rows`` are ascending, each outside the others.
-    """
-    launch = kernels.launch
-    at = rows.searchsorted(launch, side="right") - 1
-    held: Bool = (at >= 0) & (launch >= 0)
-    if len(rows):
-        held &= launch <= (rows + calls.size[rows])[np.maximum(at, 0)]
-    return held
+    """For each piece of device work: was it launched inside one of these calls?"""
+    return np.append(calls.within(rows), False)[kernels.launch]
 
 
 def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:

@@ -160,8 +160,8 @@ class _Frames:
     def __init__(self, calls: Calls) -> None:
         self.calls = calls
         self._places = [_place(name) for name in calls.names]
-        texts = [place.text if place is not None else "" for place in self._places]
-        first = [text in vocabulary.CHECKPOINT_FRAMES for text in texts]
+        frames = vocabulary.CHECKPOINT_FRAMES
+        first = [place is not None and place.text in frames for place in self._places]
         self.boundary = np.array(first, np.bool_)[calls.name]
 
     def _place(self, row: int) -> _Place | None:

@@ -153,14 +153,13 @@ class Block(Struct, frozen=True):
 def find_blocks(calls: Calls, counts: Counts, spans: Sequence[Span]) -> list[Block]:
     """The blocks of every forward pass, in forward order."""
     code = OperatorCodes(calls)[counts.rows]
-    passes = forward_passes(counts)
     spans_of: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if counts.counted[span.first : span.last + 1].any():
             spans_of[int(counts.batch[span.first])].append(span)
     blocks: list[Block] = []
     around: list[Block] = []
-    for batch in sorted(passes):
+    for batch in forward_passes(counts):
         blocks += _blocks_of(forest(spans_of[batch]), code, batch, around)
     return with_lookalikes(blocks, counts, code, around)
 

@@ -377,7 +377,12 @@ def _find_outermost(
     is_function = calls.where(functions.names.__contains__) & is_op
     plumbing = calls.where(vocabulary.PLUMBING.match) & (calls.kind != Kind.RUNTIME)
     through = (calls.kind == Kind.ANNOTATION) | is_function | evaluations.special
-    through |= _holding_backward(calls, evaluations) | _broken_regions(calls)
+    through |= _broken_regions(calls)
+    # What holds evaluations and is no autograd function is a range: ``torch.compile`` puts ranges
+    # around the functions that it was given and what they call, with the backward passes that these
+    # start.
+    ranges = np.flatnonzero((calls.size > 0) & (calls.sequence < 0))
+    through[ranges] |= calls.holding(begins, ranges) > 0
     through &= ~plumbing & ~optimizer
     through[closures] = True
     through |= evaluations.special
@@ -419,9 +424,8 @@ def _optimizers(calls: Calls) -> tuple[Int64, Bool]:
     """
     optimizer = calls.where(vocabulary.OPTIMIZER.match)
     ranges = np.flatnonzero(optimizer)
-    numbered = np.flatnonzero((calls.sequence >= 0) & (calls.kind == Kind.OP))
-    first = numbered.searchsorted(ranges + 1)
-    closures = ranges[first < numbered.searchsorted(ranges + 1 + calls.size[ranges])]
+    numbered = (calls.sequence >= 0) & (calls.kind == Kind.OP)
+    closures = ranges[calls.holding(numbered, ranges) > 0]
     optimizer[closures] = False
     return closures, optimizer
 
@@ -437,19 +441,6 @@ def _add_updates(calls: Calls, evaluations: Evaluations, closures: Int64, optimi
         last = inside[(calls.sequence[inside] >= 0) & (calls.kind[inside] == Kind.OP)]
         update = max(calls.end[within].max(initial=0), calls.end[last].max(initial=0))
         optimizer[inside[(of[inside] < 0) & (calls.start[inside] >= update)]] = True
-
-
-def _holding_backward(calls: Calls, evaluations: Evaluations) -> Bool:
-    """For each call: does it hold evaluations, and is no autograd function? Then it is a range.
-
-    ``torch.compile`` puts ranges around the functions that it was given and what they call, with
-    the backward passes that these start.
-    """
-    rows = np.flatnonzero((calls.size > 0) & (calls.sequence < 0))
-    first, last = (evaluations.row.searchsorted(rows + 1 + more) for more in (0, calls.size[rows]))
-    held = np.zeros(len(calls), np.bool_)
-    held[rows[last > first]] = True
-    return held
 
 
 def _broken_regions(calls: Calls) -> Bool:
