@@ -85,8 +85,6 @@ def _within(spans: Sequence[StepSpan], moments: Int64) -> list[Int64]:
 def _times(facts: RecomputeFacts, redundant_of: Bool) -> tuple[Int64, Float64]:
     """When each recompute began, ns, and how long its needed and its redundant part took."""
     calls, again, first = facts.calls, facts.alignment.again, facts.alignment.begins
-    if not len(again):
-        return first, np.zeros((0, 2))
     length = host_times(facts.alignment)
     time = calls.duration[again]
     beyond = np.add.reduceat(np.where(redundant_of[again], time, 0), first)

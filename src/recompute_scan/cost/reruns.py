@@ -84,8 +84,6 @@ def find_sequences(facts: RecomputeFacts, here: Bool) -> list[OpSequence]:
     A recompute counts if its first or last operator is ``here``, in it or in the forward pass.
     """
     alignment = facts.alignment
-    if not alignment.recomputes:
-        return []
     edges = np.append(alignment.begins, len(alignment.again))
     ends = np.concatenate([edges[:-1], edges[1:] - 1]).reshape(2, -1)
     touched = here[alignment.again[ends]].any(axis=0) | here[alignment.original[ends]].any(axis=0)

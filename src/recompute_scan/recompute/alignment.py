@@ -447,7 +447,7 @@ def _shares(work: Work, alignment: Alignment) -> Float64:
     """Time of each operator of all recomputes; on a CPU the gaps between them are shared out."""
     again, begins = alignment.again, alignment.begins
     time: Float64 = work.time[again].astype(np.float64)
-    if work.on_gpu or not len(again):
+    if work.on_gpu:
         return time
     total = np.add.reduceat(time, begins)
     factor = np.ones(len(begins))
@@ -462,8 +462,6 @@ def host_times(alignment: Alignment) -> Int64:
     """
     calls, table = alignment.structure.calls, alignment.structure.evaluations
     again, begins = alignment.again, alignment.begins
-    if not len(again):
-        return begins
     first = np.minimum.reduceat(calls.start[again], begins)
     last = np.maximum.reduceat(calls.end[again], begins)
     nested = np.flatnonzero(table.parent >= 0)

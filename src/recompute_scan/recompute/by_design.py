@@ -326,12 +326,9 @@ def _only_waits(calls: Calls, kernels: Kernels, rows: Int64) -> Bool:
     bare = calls.where(vocabulary.RECORD.match)[rows]
     if not bare.any():
         return bare
-    ranges = np.flatnonzero(calls.where(vocabulary.BACKEND.match))
-    launches = np.unique(kernels.launch)
-    last = rows + calls.size[rows]
-    for work in (ranges, launches):
-        bare &= work.searchsorted(rows) == work.searchsorted(last, side="right")
-    return bare
+    work = calls.where(vocabulary.BACKEND.match)
+    work[kernels.launch[kernels.launch >= 0]] = True
+    return np.asarray(bare & (calls.sums(work, rows) == 0))
 
 
 def _inside(structure: Structure, recompute: Recompute, rows: Int64) -> Int64:

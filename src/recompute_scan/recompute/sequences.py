@@ -242,7 +242,6 @@ class Anchors:
     """Finds the anchor of an engine range, and knows what has been matched so far."""
 
     def __init__(self, structure: Structure, forward: Int64) -> None:
-        self._calls = structure.calls
         self._structure = structure
         self._forward = forward
         self._origin = np.full(len(structure.calls), -1, np.int32)
@@ -263,7 +262,7 @@ class Anchors:
         if row < 0:
             return None
         whole = structure.function[row] == row
-        inside = slice(row + 1, row + 1 + int(self._calls.size[row])) if whole else row
+        inside = slice(row + 1, row + 1 + int(structure.calls.size[row])) if whole else row
         origins = np.atleast_1d(self._origin[inside])
         origins = origins[origins >= 0]
         if not len(origins):
@@ -300,7 +299,7 @@ class Anchors:
         pairs, table = self._pairs, self._structure.evaluations
         if pairs is None:
             # No sequence numbers in this trace: all that ran before a backward has one.
-            start = self._calls.start
+            start = self._structure.calls.start
             last = start[table.row].max(initial=-1)
             backwards = np.asarray(start[self._forward] < last, np.int64)
             return backwards, np.maximum(backwards, 1)
