@@ -378,9 +378,9 @@ def _find_outermost(
     plumbing = calls.where(vocabulary.PLUMBING.match) & (calls.kind != Kind.RUNTIME)
     through = (calls.kind == Kind.ANNOTATION) | is_function | evaluations.special
     through |= _broken_regions(calls)
-    # What holds evaluations and is no autograd function is a range: ``torch.compile`` puts ranges
-    # around the functions that it was given and what they call, with the backward passes that these
-    # start.
+    # A call that holds evaluations and is no autograd function is a range: ``torch.compile`` puts
+    # ranges around the functions that it was given and what they call, with the backward passes
+    # that these start.
     ranges = np.flatnonzero((calls.size > 0) & (calls.sequence < 0))
     through[ranges] |= calls.holding(begins, ranges) > 0
     through &= ~plumbing & ~optimizer
