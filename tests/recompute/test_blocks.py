@@ -1,15 +1,21 @@
 """Blocks: the layers of a forward pass, checkpointed or not."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from recompute_scan.annotations import RegionAnnotation, region_name
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import load
-from tests.cases.case import record
+from tests.cases.case import Case, TrainingStep, record
 from tests.cases.marked import annotating
+from tests.cases.model import Oracle
 from tests.cases.recorded import BY_NAME, recorded
 from tests.effort import some
 from tests.recompute.training import (
@@ -31,6 +37,31 @@ def test_what_repeats_in_a_small_part_of_the_forward_is_no_layer() -> None:
     once = [call for i in range(12) for call in run(100 + i, ("linear",), dims=[[i, 8]])]
     forward = [*repeated, *once]
     assert blocks_of(study_step(*forward, *gradients(forward))) == []
+
+
+def test_a_part_of_a_part_has_each_checkpoint_once(tmp_path: Path) -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList((nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)))
+
+        def forward(self, x: Tensor, depth: int = 0) -> Any:
+            if depth == 3:
+                return x
+            before, behind = ((F.tanh, F.sigmoid), (F.relu, torch.exp), (F.gelu, torch.cos))[depth]
+
+            def run(x: Tensor) -> Tensor:
+                return behind(self(before(self.parts[depth](x)), depth + 1))
+
+            return checkpoint(run, x, use_reentrant=False)
+
+    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
+        net = nn.Sequential(*(Deep() for _ in range(3)))
+        return lambda: net(torch.randn(4, 8)).sum().backward()
+
+    record(Case("deep", "Three checkpoints in each other.", None, build), tmp_path / "trace.json")
+    facts = study(load(tmp_path / "trace.json"))
+    assert {tuple(len(part.checkpoints) for part in one.parts) for one in facts.blocks} == {(2, 3)}
 
 
 AROUND = [

@@ -244,8 +244,8 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) ->
 
     def choose(node: Node, around: tuple[Checkpoint, ...] = ()) -> Iterator[Block]:
         if not node.children or is_layer(node):
-            checkpoints = numbered(around + node.span.checkpoints)
-            yield Block(node.span, checkpoints, batch, tuple(_parts(node, batch, around)))
+            here = around + node.span.checkpoints
+            yield Block(node.span, numbered(here), batch, tuple(_parts(node, batch, here)))
             return
         # Were it around one of them and little else, they would be one span.
         module = node.span.module_class
@@ -272,7 +272,7 @@ def holder(modules: Sequence[str]) -> str:
 
 
 def _parts(node: Node, batch: int, around: tuple[Checkpoint, ...]) -> Iterator[Block]:
-    around += node.span.checkpoints
+    """The checkpointed parts of a layer; ``around`` has the checkpoints down to the node's own."""
     for child in node.children:
         own = tuple(replace(checkpoint, around="part") for checkpoint in child.span.checkpoints)
         yield Block(child.span, numbered(around + own), batch)

@@ -151,7 +151,7 @@ def _repeated_rows(
 
 
 def _parting(ledger: Ledger, one: ModuleCall, other: ModuleCall) -> tuple[Line, Line] | None:
-    """The outermost lines at which the ways to two calls differ; ``None`` of one way."""
+    """The outermost lines at which the ways to two calls differ; ``None`` where none do."""
     ways = (ledger.path(each)[::-1] for each in (one, other))
     return next((lines for lines in zip(*ways, strict=False) if lines[0] != lines[1]), None)
 
@@ -271,8 +271,7 @@ def _groups(
     """Operations of one phase, each with the outermost line that runs no others.
 
     Where a line runs others too, with the innermost line, and by the class of their modules. A
-    line of a package gives way to the program's that calls it, where they are most of what that
-    runs.
+    line of a package gives way to the program's that calls it, where that runs few others.
 
     Args:
         ledger: Both steps.

@@ -235,7 +235,7 @@ class Ledger:
 class LineTree:
     """The lines that lead to operations, as a tree: below a line is all that it calls.
 
-    Between a line and those of a function that it calls is the call, whose line is the same.
+    Between a line and the lines of a function that it calls is a node for the call, with the line.
 
     Attributes:
         above: The node above each node.
@@ -285,7 +285,7 @@ class LineTree:
         return next(pairs, (one, other))
 
     def own(self, node: int) -> int:
-        """The nearest node outward whose line is not a package's, or this one."""
+        """The nearest node outward with a line outside of packages, or this one."""
         found = node
         while (line := self.line[found]) is not None and self._ledger.is_installed(line[0]):
             found = self.above[found]
