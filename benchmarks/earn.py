@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from tests.work import trainings
-from tests.work.test_work import watch_of
+from tests.work.test_work import seen
 from tests.work.trainings import ALONE, ORDINARY, ORDINARY_LAYERS, PLANTED, Planted, Step
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.fsdp import fully_shard
@@ -41,7 +41,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks._frame import Table, benchmark, wanted, words
 from benchmarks._machine import machine
-from recompute_scan.record.isolation import Guard
 from recompute_scan.result.watched_step import WatchedStep
 from recompute_scan.work import watched_step
 
@@ -184,12 +183,11 @@ def ordinary(words: Sequence[str]) -> int:
         for layers in ORDINARY_LAYERS
     }
     if not dist.is_initialized():
-        every |= {f"{name} plain": functools.partial(_language, name) for name in _LANGUAGE}
-        for way in ("checkpointed", "accumulated"):
-            every |= {
-                f"{name} {way}": functools.partial(_language, name, **{way: True})
-                for name in _LANGUAGE
-            }
+        every |= {
+            f"{name} {way}": functools.partial(_language, name, way)
+            for way in ("plain", "checkpointed", "accumulated")
+            for name in _LANGUAGE
+        }
     for name, made in every.items():
         if not wanted(name, words):
             continue
@@ -217,19 +215,19 @@ _SMALL = {
 }  # fmt: skip
 
 
-def _language(name: str, *, checkpointed: bool = False, accumulated: bool = False) -> Step:
+def _language(name: str, way: str) -> Step:
     """A language model that learns to name the tokens that it gets."""
     from transformers import AutoConfig, AutoModel  # noqa: PLC0415 - seconds
 
     make: Any = AutoModel.from_config
     model = make(AutoConfig.for_model(name, **_SMALL)).train()
-    if checkpointed:
+    if way == "checkpointed":
         model.gradient_checkpointing_enable()
     head = torch.nn.Linear(_WIDTH, _TOKENS)
     optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()])
 
     def step() -> None:
-        for _ in range(1 + accumulated):
+        for _ in range(1 + (way == "accumulated")):
             tokens = torch.randint(5, _TOKENS, (8, 64))
             # No variable holds the scores: they would be memory that nothing reads.
             loss: Any = torch.nn.functional.cross_entropy(
@@ -251,15 +249,7 @@ def watched(step: Step, *, timed: int = 0) -> WatchedStep:
     for _ in range(timed):
         step()
         marks.append(time.perf_counter())
-    guard = Guard()
-    watch = watch_of(guard)
-    watch.begin()
-    step()
-    watch.next_step()
-    step()
-    watch.next_step()
-    watch.end()
-    return watched_step(watch, [1000 * (end - begin) for begin, end in pairwise(marks)])
+    return watched_step(seen(step), [1000 * (end - begin) for begin, end in pairwise(marks)])
 
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -271,8 +261,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = [one for one in torch.utils._pytree.tree_leaves((args, kwargs)) if _is_tensor(one)]
-        results = [one for one in torch.utils._pytree.tree_leaves(result) if _is_tensor(one)]
+        given, results = _tensors((args, kwargs)), _tensors(result)
         there = {one.untyped_storage().data_ptr() for one in given}
         new = any(one.untyped_storage().data_ptr() not in there for one in results)
         derived = not func._schema.name.endswith("_like")
@@ -280,8 +269,8 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
+def _tensors(value: object) -> list[torch.Tensor]:
+    return [one for one in torch.utils._pytree.tree_leaves(value) if torch.is_tensor(one)]
 
 
 def _counted(made: Callable[..., Step]) -> int:

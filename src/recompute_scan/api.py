@@ -104,8 +104,8 @@ WORK = (
     Column("operators", "int64", "calls", "operators in one step"),
     Column("ms", "float64", "ms", "their time, with the backward pass that they cause"),
     Column("share", "float64", "", "their share of the operators' time, 0 to 1"),
-    Column("least_ms", "float64", "ms", "the least that a repair saves; 0 if unknown"),
-    Column("most_ms", "float64", "ms", "the most that it saves"),
+    Column("least_ms", "float64", "ms", "what a repair saves at least"),
+    Column("most_ms", "float64", "ms", "what it saves at most"),
     Column("same_as", "string", "", "`file:line` of the others that compute the same"),
     Column("needs", "string", "", "what the repair takes: `detach` or `retain-graph`"),
 )

@@ -19,13 +19,10 @@ from tests.work import trainings
 from tests.work.trainings import ALONE, ORDINARY, PLANTED, Step
 
 
-def watched(step: Step, *, before: int = 2) -> WatchedStep:
-    """What the third step of a training shows."""
-    for _ in range(before):
-        step()
+def seen(step: Step) -> StepWatch:
+    """Two steps of a training, watched."""
     guard = Guard()
     watch = watch_of(guard)
-    ledger = watch.ledger
     assert watch.begin()
     step()
     assert not watch.next_step()
@@ -33,7 +30,15 @@ def watched(step: Step, *, before: int = 2) -> WatchedStep:
     assert watch.next_step()
     watch.end()
     assert guard.failure is None
-    for one in ledger.operations:  # in place of its time, which another program can stretch
+    return watch
+
+
+def watched(step: Step, *, before: int = 2) -> WatchedStep:
+    """What the third step of a training shows."""
+    for _ in range(before):
+        step()
+    watch = seen(step)
+    for one in watch.ledger.operations:  # in place of its time, which another program can stretch
         one.ms = sum(memory.bytes for memory in (*one.reads, *one.makes)) / 2**16
     return watched_step(watch, ())
 
