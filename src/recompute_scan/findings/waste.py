@@ -89,9 +89,13 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
     least = one.least_ms
     much = f"likely {span(least, one.most_ms)}" if least else f"at most {ms(one.most_ms)}"
     saves = f" A step without this work takes {much} less." if one.most_ms is not None else ""
+    again = one.same_as == one.line
+    there = (
+        "that line has computed before" if again else f"the step computes{place(one.same_as)} too"
+    )
     title, detail = {
         "repeated": (
-            f"{what}{place(one.line)} compute{s} what the step has computed{place(one.same_as)}",
+            f"{what}{place(one.line)} compute{s} what {there}",
             f"Weights and inputs are the same, so every bit of the results is. {_reuse(one)}",
         ),
         "repeated-rows": (
