@@ -34,7 +34,7 @@ from recompute_scan.analysis.inputs import load_each
 from recompute_scan.analysis.pipeline import analyse, result_at
 from recompute_scan.errors import InputError
 from recompute_scan.files import content, newest_run
-from recompute_scan.report import render, summary, words
+from recompute_scan.report import summary, words
 from recompute_scan.report.blocks import block_label
 from recompute_scan.report.figures import (
     COLOURS,
@@ -432,11 +432,15 @@ class Scan:
 
     def to_html(self) -> str:
         """The report: one self-contained page."""
-        return render.render_html(self.result)
+        from recompute_scan.report.render import render_html  # noqa: PLC0415
+
+        return render_html(self.result)
 
     def to_markdown(self) -> str:
         """A summary for an issue tracker."""
-        return render.render_markdown(self.result)
+        from recompute_scan.report.render import render_markdown  # noqa: PLC0415
+
+        return render_markdown(self.result)
 
     def _with_traces(self) -> tuple[str, ...]:
         if not self.traces:
@@ -452,10 +456,14 @@ class Scan:
         return f"<Scan{where * bool(self.traces)}: {self.verdict}{recomputes}>"
 
     def __str__(self) -> str:
-        return render.render_text(self.result, color=False)
+        from recompute_scan.report.render import render_text  # noqa: PLC0415
+
+        return render_text(self.result, color=False)
 
     def _repr_html_(self) -> str:
-        return render.render_brief_html(self.result)
+        from recompute_scan.report.render import render_brief_html  # noqa: PLC0415
+
+        return render_brief_html(self.result)
 
 
 _INK, _EDGE, _HATCH = "#1b1f24", "#57606b", "#b3261e"  # the page's, as its fills are

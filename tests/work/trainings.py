@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -349,39 +349,6 @@ def cycle(layers: int, repaired: bool, marked: Marked) -> Step:
     return step
 
 
-class ByHand(torch.autograd.Function):
-    """Recomputes its forward itself, and may keep the result until the next step."""
-
-    held: ClassVar[list[Tensor]] = []
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, repaired: bool) -> Any:
-        ctx.save_for_backward(x)
-        ctx.repaired = repaired
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        slope = ctx.saved_tensors[0].cos()  # WASTE: held_by_hand
-        if not ctx.repaired:
-            ByHand.held.append(slope)
-        return grads[0] * slope, None
-
-
-def held_by_hand(layers: int, repaired: bool, marked: Marked) -> Step:
-    net = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
-    train = trained(net)
-
-    def step() -> None:
-        ByHand.held.clear()
-        x = rows(2048)
-        for layer in net:
-            x = ByHand.apply(layer(x), repaired)
-        train(x.square().mean())
-
-    return step
-
-
 def held_features(layers: int, repaired: bool, marked: Marked) -> Step:
     net = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
     train = trained(net)
@@ -434,7 +401,6 @@ PLANTED = {
     "gradients_of_convolutions": Planted(
         "unread-gradient", gradients_of_convolutions, _DEPTHS, counted=False
     ),
-    "held_by_hand": Planted("after-backward", held_by_hand, (4, 12), lambda n: n * _RESULT),
     "head_for_nobody": Planted("unread", head_for_nobody, _DEPTHS),
     "dropped_metric": Planted("unread", dropped_metric, _DEPTHS),
     "gradients_for_nobody": Planted(

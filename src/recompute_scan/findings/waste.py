@@ -89,6 +89,9 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
     least = one.least_ms
     much = f"likely {span(least, one.most_ms)}" if least else f"at most {ms(one.most_ms)}"
     saves = f" A step without this work takes {much} less." if one.most_ms is not None else ""
+    # A convolution's operator computes two gradients.
+    mixed = one.kind == "unread-gradient" and least < one.ms
+    others = ", among others," if mixed else ""
     again = one.same_as == one.line
     there = (
         "that line has computed before" if again else f"the step computes{place(one.same_as)} too"
@@ -113,10 +116,10 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
             "steps that use them.",
         ),
         "unread-gradient": (
-            f"{what} of the backward pass compute{s} gradients that nothing reads",
+            f"{what} of the backward pass compute{s}{others} gradients that nothing reads",
             "The gradients belong to operators of the code line in the evidence. They are dropped "
             "before an optimizer or any other operator reads them. Set requires_grad_(False) on "
-            "that line's weights for this pass, or name the inputs that need a gradient: "
+            "that line's weights or inputs for this pass, or name the inputs that need a gradient: "
             "backward(inputs=...), which reentrant checkpoints refuse. Other gradients stay the "
             "same.",
         ),
@@ -136,7 +139,7 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
         detail=detail + saves,
         evidence=(f"{plural(one.operators, 'operator')}{inside}{place(one.line)}", *same, took),
         saving_ms=least or None,
-        saving_pct=100 * one.share if least else None,
+        saving_pct=100 * one.share * (least / one.ms if least else 1),
     )
 
 

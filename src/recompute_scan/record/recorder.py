@@ -513,9 +513,8 @@ class Recorder:
             self.kept.phase = Phase.DONE
             with self._guard.part(_NOT_WATCHED):
                 watch.end()
-                compiled = compiled_something()
-                found = watched_step(watch, self.kept.timed_ms)
-                self.kept.watched = _COMPILED_WORK if compiled else found
+                compiled, timed = compiled_something(), self.kept.timed_ms
+                self.kept.watched = _COMPILED_WORK if compiled else watched_step(watch, timed)
             self._on_kept()
 
     def _after_warmup_step(self) -> None:

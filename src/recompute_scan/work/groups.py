@@ -141,8 +141,7 @@ def _repeated_rows(
         both = sum((Counter(call.rows) & have).values())
         if not both:
             continue
-        own = ledger.own_line(call), ledger.own_line(others[0])
-        here, there = _parting(ledger, call, others[0]) or own
+        here, there = _parting(ledger, call, others[0])
         counted = tuple(place for place in places if ledger.operations[place].counts)
         group = Group(counted, (call,), here, there)
         work = _work("repeated-rows", ledger, group, total, part=both / len(call.rows))
@@ -150,10 +149,15 @@ def _repeated_rows(
     return found
 
 
-def _parting(ledger: Ledger, one: ModuleCall, other: ModuleCall) -> tuple[Line, Line] | None:
-    """The outermost lines at which the ways to two calls differ; ``None`` where none do."""
-    ways = (ledger.path(each)[::-1] for each in (one, other))
-    return next((lines for lines in zip(*ways, strict=False) if lines[0] != lines[1]), None)
+def _parting(ledger: Ledger, *calls: ModuleCall) -> list[Line | None]:
+    """The outermost lines at which the ways to two calls differ, in the program's own files."""
+    ways = [ledger.path(call)[::-1] for call in calls]
+    apart = next((n for n, (a, b) in enumerate(zip(*ways, strict=False)) if a != b), len(ways[0]))
+    return [
+        next((line for line in way[apart:] if not ledger.is_installed(line[0])), None)
+        or ledger.own_line(call)
+        for call, way in zip(calls, ways, strict=True)
+    ]
 
 
 # Unread
@@ -216,7 +220,7 @@ def _half_unread(ledger: Ledger, live: Collection[int]) -> set[int]:
     return {
         place
         for place in live
-        if operations[place].name == "aten.convolution_backward"
+        if operations[place].gives_two
         and any(
             not (memory in read or memory.read_from_outside or memory.died is None)
             for memory in operations[place].makes[:2]
@@ -282,7 +286,7 @@ def _groups(
         maker: Place of the forward operation that an operation of a backward pass belongs to. Its
             line counts: the program's, in any case.
     """
-    operations, lines = ledger.operations, LineTree(ledger)
+    operations, lines = ledger.operations, ledger.lines
     node_of = {
         place: lines.of(operations[maker(place) if maker else place])
         for place, one in enumerate(ledger.first_step)
@@ -307,22 +311,41 @@ def _groups(
     found: dict[tuple[Line | None, str], list[int]] = defaultdict(list)
     same_as: dict[tuple[Line | None, str], Line | None] = {}
     for place, other in pairs:
-        node = outermost[node_of[place]] or node_of[place]
-        here, there = lines.apart(node_of[place], node_of.get(other, 0))
-        if here != there and 2 * part[here] >= every[here]:
-            node = here
-        own = lines.own(node)
-        if maker or 2 * part[own] >= every[own] or (kept is None and place in whole):
-            node = own
-        call = whole.get(place, operations[place].call)
-        mixed = not (outermost[node_of[place]] or maker) and node == node_of[place]
-        key = lines.line[node], _class_of(ledger, call) if mixed else ""
+        leaf = node_of[place]
+        node, name = outermost[leaf] or leaf, ""
+        if place in whole:
+            node = min(node, lines.of_call(whole[place]))  # the outer of two on one way
+        if not (maker or outermost[leaf]):
+            name = _class_of(ledger, whole.get(place, operations[place].call))
+        way, its_way = lines.way(leaf), lines.way(node_of.get(other, leaf))
+        at = way.index(node)
+        its = max(len(its_way) - (len(way) - at), 0)
+        both = zip(way, its_way, strict=False)
+        apart = next((n for n, (a, b) in enumerate(both) if a != b), at)
+        here, there = way[apart], its_way[min(apart, len(its_way) - 1)]
+        if lines.line[here] != lines.line[there] and 2 * part[here] >= every[here]:
+            at, its, name = apart, apart, ""
+        own = _own(lines, way, at)
+        mostly = 2 * part[way[own]] >= every[way[own]] or (not kept and place in whole)
+        if own > at or maker or mostly:
+            at, its = own, its if own == at else _own(lines, its_way, its)
+        key = lines.line[way[at]], name
         found[key].append(place)
-        same_as.setdefault(key, lines.line[there] if kept else None)
+        same_as.setdefault(key, lines.line[its_way[its]] if kept else None)
+    sizes = Counter(whole[place] for place in chosen if place in whole)
     return [
-        Group(tuple(same), _made_up(ledger, same, whole), key[0], same_as[key])
+        Group(tuple(same), _made_up(ledger, same, whole, sizes), key[0], same_as[key])
         for key, same in found.items()
     ]
+
+
+def _own(lines: LineTree, way: Sequence[int], at: int) -> int:
+    """The first place on a way, from this one inward, with a line of the program; or else the
+    last before it, or this one.
+    """
+    inward = (n for n in range(at, len(way)) if lines.is_own(way[n]))
+    outward = (n for n in range(at - 1, -1, -1) if lines.is_own(way[n]))
+    return next(inward, next(outward, at))
 
 
 def _whole_calls(ledger: Ledger, chosen: Collection[int]) -> tuple[dict[int, int], set[int]]:
@@ -359,13 +382,14 @@ def _whole_calls(ledger: Ledger, chosen: Collection[int]) -> tuple[dict[int, int
 
 
 def _made_up(
-    ledger: Ledger, places: Sequence[int], whole: Mapping[int, int]
+    ledger: Ledger, places: Sequence[int], whole: Mapping[int, int], sizes: Mapping[int, int]
 ) -> tuple[ModuleCall, ...]:
     """The module calls that these operations make up, where all are of one class."""
-    calls = dict.fromkeys(whole.get(place) for place in places)
-    found = tuple(ledger.calls[one] for one in calls if one is not None)
-    same = len(found) == len(calls) and len({one.class_name for one in found}) == 1
-    return found if same else ()
+    calls = Counter(whole.get(place, -1) for place in places)
+    same = len({_class_of(ledger, one) for one in calls}) == 1
+    if -1 in calls or not same or any(sizes[one] > number for one, number in calls.items()):
+        return ()
+    return tuple(ledger.calls[one] for one in calls)
 
 
 def _class_of(ledger: Ledger, call: int | None) -> str:
@@ -386,9 +410,15 @@ def _work(
     whole = sum(times.values()) + more_ms
     halves = sum(ms for place, ms in times.items() if place in half)
     # The time between operators is shared out by their time or number: the larger share counts.
-    most = max(whole / total, part * len(group.places) / len(ledger.first_step))
-    around = ledger.operations[group.places[0]].call
-    call = group.calls[0] if group.calls else None if around is None else ledger.calls[around]
+    # A step may wait for data as well, which no operator causes: for more than all of theirs.
+    share = max(whole / total, part * len(group.places) / len(ledger.first_step))
+    most = min(share * (ledger.step_ms or 0.0), 2 * whole)
+    calls = group.calls or tuple(
+        ledger.calls[one]
+        for one in dict.fromkeys(ledger.operations[place].call for place in group.places)
+        if one is not None
+    )
+    same = len({call.class_name for call in calls}) == 1
     return Work(
         kind=kind,
         operators=len(group.places),
@@ -396,11 +426,11 @@ def _work(
         share=(whole - halves / 2) / total,
         # The variant of a checkpoint that leaves the tail out takes time as well.
         least_ms=whole - halves if kind != "unread-recompute" else 0.0,
-        most_ms=max(whole, most * ledger.step_ms) if ledger.step_ms is not None else None,
+        most_ms=max(whole, most) if ledger.step_ms is not None else None,
         line=ledger.site(group.line),
         same_as=ledger.site(group.same_as),
-        module=call.name if call is not None else "",
-        module_class=call.class_name if call is not None else "",
+        module=calls[0].name if same else "",
+        module_class=calls[0].class_name if same else "",
         calls=len(group.calls),
     )
 
@@ -481,22 +511,13 @@ def _never_read(ledger: Ledger) -> list[Kept]:
 
 
 def _after_backward(ledger: Ledger) -> list[Kept]:
-    """Memory that a recompute made and that is alive as its backward pass ends.
-
-    An autograd function may recompute by hand. Unread gradients are another matter.
-    """
-    live, operations = _live(ledger), ledger.operations
-
-    def by_recompute(one: Memory) -> bool:
-        by_hand = one.made_in == "backward" and operations[one.born].in_function
-        return one.made_in == "recompute" or (by_hand and one.born in live)
-
+    """Memory that a recompute made and that is alive as its backward pass ends."""
     late = [
         one
         for run in _passes(ledger)
         for one in ledger.memories
         if run.first <= one.born < run.last
-        and by_recompute(one)
+        and one.made_in == "recompute"
         and not one.outside
         and one.last_read < run.last
         and (one.died is None or one.died > run.last)

@@ -74,7 +74,7 @@ class Operation(Struct, eq=False, gc=False):
         step: The watched step that it belongs to, from 0.
         phase: Where it ran.
         call: Index of the innermost module call around it; ``None`` outside of modules.
-        frames: Where it was called; none where autograd's engine calls, and in the second step.
+        frames: Where it was called; none in a backward pass and in the second step.
         ms: Time that the operator took, without our own.
         number: Number of its result, in the forward of the first step.
         reads: The memory that its result depends on.
@@ -87,6 +87,7 @@ class Operation(Struct, eq=False, gc=False):
         draws: Whether it drew random numbers.
         counts: Whether its time is worth saving: it derives data from data.
         needed: Whether something outside of the watched operators sees what it does.
+        gives_two: Whether it computes an input's and a weight's gradient, of a convolution.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Operation(Struct, eq=False, gc=False):
     draws: bool = False
     counts: bool = False
     needed: bool = False
+    gives_two: bool = False
 
 
 class ModuleCall(Struct, eq=False):
@@ -227,6 +229,11 @@ class Ledger:
         )
 
     @functools.cached_property
+    def lines(self) -> LineTree:
+        """The lines that lead to its operations; of an ended ledger."""
+        return LineTree(self)
+
+    @functools.cached_property
     def evaluated(self) -> frozenset[int]:
         """Numbers of the nodes in the graphs of all backward passes; of an ended ledger."""
         return frozenset(node for one in self.passes for node in one.nodes if node >= 0)
@@ -238,7 +245,7 @@ class LineTree:
     Between a line and the lines of a function that it calls is a node for the call, with the line.
 
     Attributes:
-        above: The node above each node.
+        above: The node above each node; it has the smaller number.
         line: The line of each; ``None`` above the script's.
     """
 
@@ -248,23 +255,28 @@ class LineTree:
         self.line: list[Line | None] = [None]
         self._nodes: dict[tuple[int, Line], int] = {}
         self._of_call: dict[int | None, int] = {None: 0}
+        self._known: dict[tuple[int, int], int] = {}
 
     def of(self, one: Operation) -> int:
         """The node of an operation."""
-        return self._below(self._call(one.call), one.frames)
+        return self._below(self.of_call(one.call), one.frames)
 
-    def _call(self, index: int | None) -> int:
+    def of_call(self, index: int | None) -> int:
+        """The node of the line that makes a module call."""
         found = self._of_call.get(index)
         if found is None and index is not None:
             call = self._ledger.calls[index]
-            found = self._of_call[index] = self._below(self._call(call.call), call.frames)
+            found = self._of_call[index] = self._below(self.of_call(call.call), call.frames)
         return found or 0
 
     def _below(self, node: int, frames: Frames) -> int:
-        for line, begins in reversed(frames):
-            called = self._node(node, (line[0], -begins), self.line[node])
-            node = self._node(called, line, line)
-        return node
+        key = node, id(frames)  # equal frames are one object
+        if key not in self._known:
+            for line, begins in reversed(frames):
+                called = self._node(node, (line[0], -begins), self.line[node])
+                node = self._node(called, line, line)
+            self._known[key] = node
+        return self._known[key]
 
     def _node(self, above: int, name: Line, line: Line | None) -> int:
         node = self._nodes.setdefault((above, name), len(self.above))
@@ -273,23 +285,17 @@ class LineTree:
             self.line.append(line)
         return node
 
-    def apart(self, one: int, other: int) -> tuple[int, int]:
-        """The outermost nodes with different lines on the ways to two, or these two."""
-        ways = []
-        for node in (one, other):
-            way = [node]
-            while way[-1]:
-                way.append(self.above[way[-1]])
-            ways.append(way[::-1])
-        pairs = ((a, b) for a, b in zip(*ways, strict=False) if self.line[a] != self.line[b])
-        return next(pairs, (one, other))
+    def way(self, node: int) -> list[int]:
+        """The nodes from the first one to this one."""
+        way = [node]
+        while way[-1]:
+            way.append(self.above[way[-1]])
+        return way[::-1]
 
-    def own(self, node: int) -> int:
-        """The nearest node outward with a line outside of packages, or this one."""
-        found = node
-        while (line := self.line[found]) is not None and self._ledger.is_installed(line[0]):
-            found = self.above[found]
-        return found or node
+    def is_own(self, node: int) -> bool:
+        """Whether the line is outside of installed packages."""
+        line = self.line[node]
+        return line is not None and not self._ledger.is_installed(line[0])
 
     def sums(self, nodes: Iterable[int]) -> list[int]:
         """How many of these are at or below each node."""

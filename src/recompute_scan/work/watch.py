@@ -57,8 +57,9 @@ _DEEPEST = 80
 _MOST_OPERATORS = 200_000
 # Less than this is not searched for who holds it.
 _HELD_BYTES = 1 << 20
-_TORCH, _OURS = (
-    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
+_TORCH, _OURS, _PYTHON = (
+    f"{folder}{os.sep}"
+    for folder in (Path(torch.__file__).parent, Path(__file__).parents[1], Path(os.__file__).parent)
 )
 # The function in which each module's call runs.
 _MODULE_CALL = nn.Module._call_impl.__code__
@@ -85,7 +86,8 @@ _READING = ("numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_s
 
 @functools.lru_cache(maxsize=4096)
 def _is_library(file: str) -> bool:
-    return file.startswith((_TORCH, _OURS, "<frozen"))
+    own = file.startswith(_PYTHON) and "site-packages" not in file and "dist-packages" not in file
+    return own or file.startswith((_TORCH, _OURS, "<frozen"))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -93,27 +95,32 @@ def _is_closed(file: str) -> bool:
     return file.startswith(_CLOSED)
 
 
-def frames_outside_torch(frame: FrameType | None, *, calling: bool = False) -> Frames:
-    """The frames that are neither torch's nor ours, from this frame out to the module call around.
+def frames_outside_torch(frame: FrameType | None, until: int = 0) -> Frames:
+    """The frames that are neither torch's nor ours, from this one out to the one of that identity,
+    or to the script's or module's outermost.
 
     None for what torch does by itself, as in an optimizer: no line of the program can change it.
-    With ``calling``, the first is the module call's own, and the others are outside of it.
     """
     found: list[Frame] = []
     for _ in range(_DEEPEST):
-        if frame is None:
+        if frame is None or id(frame) == until:
             break
-        if frame.f_code is _MODULE_CALL:
-            if not calling:
+        code = frame.f_code
+        if not _is_library(code.co_filename):
+            found.append(((code.co_filename, frame.f_lineno), code.co_firstlineno))
+            if code.co_name == "<module>":
                 break
-            calling = False
-        file = frame.f_code.co_filename
-        if not _is_library(file):
-            found.append(((file, frame.f_lineno), frame.f_code.co_firstlineno))
-        elif not found and _is_closed(file):
+        elif not found and _is_closed(code.co_filename):
             return ()
         frame = frame.f_back
     return tuple(found)
+
+
+def _module_call(frame: FrameType | None) -> FrameType | None:
+    """The nearest frame outward that is the call of a module."""
+    while frame is not None and frame.f_code is not _MODULE_CALL:
+        frame = frame.f_back
+    return frame
 
 
 class StepWatch:
@@ -149,6 +156,9 @@ class StepWatch:
         self._first: dict[int, int] = {}
         self._kinds: dict[int, tuple[Any, OperatorKind, bool]] = {}
         self._stacks: dict[int, list[int]] = {}
+        # The identity of the frame of each module call that goes on.
+        self._frame_of: dict[int | None, int] = {}
+        self._frames: dict[Frames, Frames] = {}
         self._keeps_graph = False
         self._timed: list[tuple[Operation, Any, Any]] = []
         self._cuda = cuda
@@ -332,6 +342,8 @@ class StepWatch:
         self._number(operation, given, place)
         self._read(operation, given, place)
         self._write(operation, given, place)
+        if kind.name == "aten.convolution_backward":
+            operation.gives_two = all(one is not None for one in result[:2])
         operation.makes = self._made(operation, given, new, place)
         ledger.operations.append(operation)
 
@@ -356,17 +368,21 @@ class StepWatch:
             node = torch._C._current_autograd_node()
             operation.behind = node._sequence_nr() if node is not None else -1
             operation.in_function = isinstance(node, torch.autograd.function.BackwardCFunction)
-        backward = operation.phase == "backward"
-        if operation.step == 0 and (operation.in_function or not backward):
-            operation.frames = frames_outside_torch(caller)
-        if backward:
+        if operation.phase == "backward":
             return
+        if operation.step == 0:
+            operation.frames = self._called_from(caller, operation.call)
         if self.grad_mode:
             if any(one.requires_grad for one in given.tensors):
                 operation.node = nodes_so_far() - 1
         elif operation.phase == "forward" and in_own_function():
             operation.in_function = True
             operation.node = nodes_so_far() - 1  # most often of that function
+
+    def _called_from(self, frame: FrameType | None, call: int | None) -> Frames:
+        """The frames from this one to the module call around; equal ones are kept once."""
+        found = frames_outside_torch(frame, self._frame_of.get(call, 0))
+        return self._frames.setdefault(found, found)
 
     def _read(self, operation: Operation, given: Given, place: int) -> None:
         kind = given.kind
@@ -464,18 +480,20 @@ class StepWatch:
         self.grad_mode = torch.is_grad_enabled()
         stack = self._stacks.setdefault(thread, [])
         caller = sys._getframe(1)
+        own, around = _module_call(caller), stack[-1] if stack else None
         name, class_name = self._name_of(module)
-        place = len(self.ledger.operations)
+        place, first = len(self.ledger.operations), len(self.ledger.steps) == 1
         call = ModuleCall(
             id(module),
             name,
             class_name,
-            stack[-1] if stack else None,
+            around,
             self._phase(caller),
-            frames_outside_torch(caller, calling=True) if len(self.ledger.steps) == 1 else (),
+            self._called_from((own or caller).f_back, around) if first else (),
             place,
             place,
         )
+        self._frame_of[len(calls)] = id(own)
         stack.append(len(calls))
         calls.append(call)
 
@@ -487,7 +505,9 @@ class StepWatch:
         named = rest[0] if len(rest) > 1 else {}  # of a call that has failed there are no others
         stack = self._stacks.get(threading.get_ident(), [])
         while stack:
-            call = self.ledger.calls[stack.pop()]
+            index = stack.pop()
+            self._frame_of.pop(index, None)
+            call = self.ledger.calls[index]
             call.last = len(self.ledger.operations)
             if call.module == id(module):
                 results = tensors(rest[-1:])
