@@ -306,7 +306,8 @@ def _groups(
     outermost = [0] * len(every)
     for node in range(1, len(every)):
         above = outermost[lines.above[node]]
-        alone = part[node] == every[node] and lines.line[node] is not None
+        # A recompute runs below the line that begins the backward pass.
+        alone = part[node] == every[node] and lines.line[node] and phase != "recompute"
         outermost[node] = above or (node if alone else 0)
     found: dict[tuple[Line | None, str], list[int]] = defaultdict(list)
     same_as: dict[tuple[Line | None, str], Line | None] = {}
@@ -321,10 +322,12 @@ def _groups(
         at = way.index(node)
         its = max(len(its_way) - (len(way) - at), 0)
         both = zip(way, its_way, strict=False)
-        apart = next((n for n, (a, b) in enumerate(both) if a != b), at)
-        here, there = way[apart], its_way[min(apart, len(its_way) - 1)]
-        if lines.line[here] != lines.line[there] and 2 * part[here] >= every[here]:
-            at, its, name = apart, apart, ""
+        apart = next((n for n, (a, b) in enumerate(both) if a != b), None)
+        if apart is not None:
+            its = max(its, apart)
+            here, there = way[apart], its_way[apart]
+            if lines.line[here] != lines.line[there] and 2 * part[here] >= every[here]:
+                at, its, name = apart, apart, ""
         own = _own(lines, way, at)
         mostly = 2 * part[way[own]] >= every[way[own]] or (not kept and place in whole)
         if own > at or maker or mostly:

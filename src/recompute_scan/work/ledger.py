@@ -16,7 +16,7 @@ from msgspec import Struct, field
 Phase = Literal["forward", "recompute", "backward"]
 # A file and a line in it.
 Line = tuple[str, int]
-# A line that is at work, and the first line of its function.
+# A line that is at work, and the first line of its function; 0 where that is a module's hook.
 Frame = tuple[Line, int]
 # Frames outside of torch, each called by the next, as far out as the nearest module call.
 Frames = tuple[Frame, ...]
@@ -243,6 +243,7 @@ class LineTree:
     """The lines that lead to operations, as a tree: below a line is all that it calls.
 
     Between a line and the lines of a function that it calls is a node for the call, with the line.
+    Hooks are not called by the line that calls their module.
 
     Attributes:
         above: The node above each node; it has the smaller number.
@@ -273,7 +274,7 @@ class LineTree:
         key = node, id(frames)  # equal frames are one object
         if key not in self._known:
             for line, begins in reversed(frames):
-                called = self._node(node, (line[0], -begins), self.line[node])
+                called = self._node(node, (line[0], -begins), self.line[node] if begins else None)
                 node = self._node(called, line, line)
             self._known[key] = node
         return self._known[key]

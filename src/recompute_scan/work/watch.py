@@ -106,6 +106,8 @@ def frames_outside_torch(frame: FrameType | None, until: int = 0) -> Frames:
         if frame is None or id(frame) == until:
             break
         code = frame.f_code
+        if code is _MODULE_CALL and found:
+            found[-1] = found[-1][0], 0
         if not _is_library(code.co_filename):
             found.append(((code.co_filename, frame.f_lineno), code.co_firstlineno))
             if code.co_name == "<module>":
