@@ -275,7 +275,8 @@ def _groups(
     """Operations of one phase, each with the outermost line that runs no others.
 
     Where a line runs others too, with the innermost line, and by the class of their modules. A
-    line of a package gives way to the program's that calls it, where that runs few others.
+    line of a package gives way to the program's below it, or to the one that calls it, where that
+    runs no others, or few others and whole module calls.
 
     Args:
         ledger: Both steps.
@@ -329,7 +330,8 @@ def _groups(
             if lines.line[here] != lines.line[there] and 2 * part[here] >= every[here]:
                 at, its, name = apart, apart, ""
         own = _own(lines, way, at)
-        mostly = 2 * part[way[own]] >= every[way[own]] or (not kept and place in whole)
+        some, all_of = part[way[own]], every[way[own]]
+        mostly = some == all_of or (place in whole and (not kept or 2 * some >= all_of))
         if own > at or maker or mostly:
             at, its = own, its if own == at else _own(lines, its_way, its)
         key = lines.line[way[at]], name
@@ -388,9 +390,9 @@ def _made_up(
     ledger: Ledger, places: Sequence[int], whole: Mapping[int, int], sizes: Mapping[int, int]
 ) -> tuple[ModuleCall, ...]:
     """The module calls that these operations make up, where all are of one class."""
-    calls = Counter(whole.get(place, -1) for place in places)
+    calls = Counter(whole[place] for place in places if place in whole)
     same = len({_class_of(ledger, one) for one in calls}) == 1
-    if -1 in calls or not same or any(sizes[one] > number for one, number in calls.items()):
+    if not same or calls.total() < len(places) or any(sizes[one] > calls[one] for one in calls):
         return ()
     return tuple(ledger.calls[one] for one in calls)
 

@@ -294,9 +294,9 @@ class LineTree:
         return way[::-1]
 
     def is_own(self, node: int) -> bool:
-        """Whether the line is outside of installed packages."""
-        line = self.line[node]
-        return line is not None and not self._ledger.is_installed(line[0])
+        """Whether the line is outside of installed packages and of generated code."""
+        file, _ = self.line[node] or ("<string>", 0)
+        return file != "<string>" and not self._ledger.is_installed(file)
 
     def sums(self, nodes: Iterable[int]) -> list[int]:
         """How many of these are at or below each node."""
