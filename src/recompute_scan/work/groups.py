@@ -174,7 +174,14 @@ def _unread(
     if ledger.hidden is not None:
         return [], 0.0
     live = _live(ledger)
-    half = _half_unread(ledger, live)
+    # The first forward operation of each node.
+    each = [*enumerate(ledger.operations)]
+    makers = {one.node: place for place, one in reversed(each) if one.node >= 0}
+
+    def maker(place: int) -> int:
+        return makers.get(ledger.operations[place].behind, place)
+
+    half = _half_unread(ledger, live, maker)
     dead = [
         place
         for place, one in enumerate(ledger.first_step)
@@ -189,13 +196,6 @@ def _unread(
         early = one.phase == "recompute" and not one.in_function
         of_phase["tail" if early else one.phase].append(place)
     tails_ms = sum(ledger.operations[place].ms for place in of_phase["tail"])
-    # The first forward operation of each node.
-    each = [*enumerate(ledger.operations)]
-    makers = {one.node: place for place, one in reversed(each) if one.node >= 0}
-
-    def maker(place: int) -> int:
-        return makers.get(ledger.operations[place].behind, place)
-
     kinds: dict[WorkKind, list[Group]] = {
         "unread": _groups(ledger, of_phase["forward"], besides=covered),
         "unread-recompute": _groups(ledger, of_phase["recompute"], "recompute"),
@@ -209,23 +209,26 @@ def _unread(
     return found, tails_ms
 
 
-def _half_unread(ledger: Ledger, live: Collection[int]) -> set[int]:
+def _half_unread(ledger: Ledger, live: Collection[int], maker: Callable[[int], int]) -> set[int]:
     """Places of convolutions' backward operators with one unread gradient: weight's or input's.
 
     Each of the two takes as many multiplications as the convolution itself. By itself, each took
-    from 17 to 107 % of the operator's time on a CPU.
+    from 17 to 107 % of the operator's time on a CPU. A package that asks for its input's gradient
+    (transformers' wav2vec2) cannot be changed.
     """
     operations = ledger.operations
     read = {memory for place in live for memory in operations[place].reads}
-    return {
-        place
-        for place in live
-        if operations[place].gives_two
-        and any(
-            not (memory in read or memory.read_from_outside or memory.died is None)
-            for memory in operations[place].makes[:2]
-        )
-    }
+
+    def spares(place: int) -> bool:
+        unread = [
+            not (one in read or one.read_from_outside or one.died is None)
+            for one in operations[place].makes[:2]
+        ]
+        path = ledger.path(operations[maker(place)])
+        own = bool(path) and not ledger.is_installed(path[0][0])
+        return len(unread) == 2 and (unread[1] or (unread[0] and own))
+
+    return {place for place in live if operations[place].gives_two and spares(place)}
 
 
 def _live(ledger: Ledger) -> set[int]:

@@ -102,15 +102,19 @@ def frames_outside_torch(frame: FrameType | None, until: int = 0) -> Frames:
     None for what torch does by itself, as in an optimizer: no line of the program can change it.
     """
     found: list[Frame] = []
+    name = ""
     for _ in range(_DEEPEST):
-        if frame is None or id(frame) == until:
+        if frame is None:
             break
         code = frame.f_code
-        if code is _MODULE_CALL and found:
+        if code is _MODULE_CALL and found and name != "forward":
             found[-1] = found[-1][0], 0
+        if id(frame) == until:
+            break
         if not _is_library(code.co_filename):
             found.append(((code.co_filename, frame.f_lineno), code.co_firstlineno))
-            if code.co_name == "<module>":
+            name = code.co_name
+            if name == "<module>":
                 break
         elif not found and _is_closed(code.co_filename):
             return ()
