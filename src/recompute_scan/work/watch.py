@@ -580,6 +580,7 @@ class StepWatch:
         return call(tensor, *args, **kw)
 
     def _note_reading(self, tensor: torch.Tensor) -> None:
+        self._values.drain()  # it may lie where another has ended
         memory, _ = self._values.known(tensor)
         if memory is not None:
             memory.read_from_outside = True
