@@ -34,12 +34,12 @@ BANNED = frozenset(
 # Most that is allowed today, and what the redesign aims for.
 LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (206, 175),
-    "lines of src": (69_456, 52_000),
-    "lines of tests": (63_956, 46_000),
-    "lines of benchmarks": (5_959, 5_500),
+    "lines of src": (69_200, 52_000),
+    "lines of tests": (63_758, 46_000),
+    "lines of benchmarks": (5_977, 5_500),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (2, 10),
-    "modules that one other imports, outside lists": (30, 15),
+    "modules that one other imports, outside lists": (29, 15),
     "modules with a name of another, outside lists": (0, 0),
     "modules with a banned name": (0, 0),
     "functions over 60 lines": (0, 0),

@@ -11,6 +11,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -584,3 +585,23 @@ def _has_context(frame: FrameType) -> bool:
 
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def nodes_below(roots: Any) -> frozenset[int]:
+    """The numbers of all nodes that a pass from these roots may evaluate."""
+    roots = roots if isinstance(roots, (list, tuple)) else [roots]
+    waiting = [
+        one.grad_fn if isinstance(one, torch.Tensor) else getattr(one, "node", None)
+        for one in roots
+    ]
+    seen = set()
+    numbers = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        with suppress(AttributeError, RuntimeError):
+            numbers.add(node._sequence_nr())
+        waiting += [below for below, _ in node.next_functions]
+    return frozenset(numbers)

@@ -152,12 +152,12 @@ def _repeated_rows(
 def _parting(ledger: Ledger, *calls: ModuleCall) -> list[Line | None]:
     """The outermost lines at which the ways to two calls differ, in the program's own files."""
     ways = [ledger.path(call)[::-1] for call in calls]
-    apart = next((n for n, (a, b) in enumerate(zip(*ways, strict=False)) if a != b), len(ways[0]))
-    return [
-        next((line for line in way[apart:] if not ledger.is_installed(line[0])), None)
-        or ledger.own_line(call)
-        for call, way in zip(calls, ways, strict=True)
-    ]
+    apart = _apart(*ways)
+    lines = [ledger.own_line(call) for call in calls]
+    for index, way in enumerate(ways if apart is not None else ()):
+        own = (line for line in way[apart:] if not ledger.is_installed(line[0]))
+        lines[index] = next(own, lines[index])
+    return lines
 
 
 # Unread
@@ -278,59 +278,40 @@ def _groups(
     """Operations of one phase, each with the outermost line that runs no others.
 
     Where a line runs others too, with the innermost line, and by the class of their modules. A
-    line of a package gives way to the program's below it, or to the one that calls it, where that
-    runs no others, or few others and whole module calls.
+    package's line gives way to the program's below it, or else around it if that runs few others.
 
     Args:
         ledger: Both steps.
         chosen: Places of the operations.
         phase: Where they run.
-        kept: The operation that each of them repeats. A line may run that, too.
+        kept: The operation that each repeats. A line may run that, too.
         besides: Places of others that a line may run.
-        maker: Place of the forward operation that an operation of a backward pass belongs to. Its
-            line counts: the program's, in any case.
+        maker: Place of the forward operation of a backward one. The program's line around counts.
     """
     operations, lines = ledger.operations, ledger.lines
-    node_of = {
-        place: lines.of(operations[maker(place) if maker else place])
-        for place, one in enumerate(ledger.first_step)
-        if one.phase == phase and one.counts and not one.writes
-    }
+    node_of = _nodes(ledger, phase, maker)
     whole, updating = _whole_calls(ledger, chosen) if phase == "forward" else ({}, set())
     chosen = sorted((node_of.keys() & chosen) - updating)
     pairs = [(place, (kept or {}).get(place, place)) for place in chosen]
-    run = {
-        one
-        for place, other in pairs
-        if node_of.get(other) == node_of[place]
-        for one in (place, other)
-    }
-    run.update(chosen, node_of.keys() & besides)
+    same_way = (other for place, other in pairs if node_of.get(other) == node_of[place])
+    run = {*chosen, *same_way, *(node_of.keys() & besides)}
     every, part = lines.sums(node_of.values()), lines.sums(node_of[place] for place in run)
-    outermost = [0] * len(every)
-    for node in range(1, len(every)):
-        above = outermost[lines.above[node]]
-        # A recompute runs below the line that begins the backward pass.
-        alone = part[node] == every[node] and lines.line[node] and phase != "recompute"
-        outermost[node] = above or (node if alone else 0)
+    # A recompute runs below the line that begins the backward pass.
+    outermost = lines.outermost(every, part) if phase != "recompute" else [0] * len(every)
     found: dict[tuple[Line | None, str], list[int]] = defaultdict(list)
     same_as: dict[tuple[Line | None, str], Line | None] = {}
     for place, other in pairs:
         leaf = node_of[place]
-        node, name = outermost[leaf] or leaf, ""
-        if place in whole:
-            node = min(node, lines.of_call(whole[place]))  # the outer of two on one way
-        if not (maker or outermost[leaf]):
-            name = _class_of(ledger, whole.get(place, operations[place].call))
         way, its_way = lines.way(leaf), lines.way(node_of.get(other, leaf))
-        at = way.index(node)
+        called = lines.of_call(whole[place]) if place in whole else leaf
+        at = min(way.index(one) for one in (outermost[leaf] or leaf, called) if one in way)
         its = max(len(its_way) - (len(way) - at), 0)
-        both = zip(way, its_way, strict=False)
-        apart = next((n for n, (a, b) in enumerate(both) if a != b), None)
+        mixed = not (maker or outermost[leaf])
+        name = _class_of(ledger, whole.get(place, operations[place].call)) if mixed else ""
+        apart = _apart(way, its_way)
         if apart is not None:
-            its = max(its, apart)
-            here, there = way[apart], its_way[apart]
-            if lines.line[here] != lines.line[there] and 2 * part[here] >= every[here]:
+            its, here = max(its, apart), way[apart]
+            if lines.line[here] != lines.line[its_way[apart]] and 2 * part[here] >= every[here]:
                 at, its, name = apart, apart, ""
         own = _own(lines, way, at)
         some, all_of = part[way[own]], every[way[own]]
@@ -345,6 +326,22 @@ def _groups(
         Group(tuple(same), _made_up(ledger, same, whole, sizes), key[0], same_as[key])
         for key, same in found.items()
     ]
+
+
+def _nodes(ledger: Ledger, phase: Phase, maker: Callable[[int], int] | None) -> dict[int, int]:
+    """Where in the tree of lines the operations of one phase that count are called."""
+    operations = ledger.operations
+    return {
+        place: ledger.lines.of(operations[maker(place) if maker else place])
+        for place, one in enumerate(ledger.first_step)
+        if one.phase == phase and one.counts and not one.writes
+    }
+
+
+def _apart(way: Sequence[object], other: Sequence[object]) -> int | None:
+    """The first place at which two ways differ; ``None`` where one goes no further."""
+    both = zip(way, other, strict=False)
+    return next((n for n, (a, b) in enumerate(both) if a != b), None)
 
 
 def _own(lines: LineTree, way: Sequence[int], at: int) -> int:

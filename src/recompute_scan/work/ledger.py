@@ -306,3 +306,11 @@ class LineTree:
         for node in range(len(found) - 1, 0, -1):
             found[self.above[node]] += found[node]
         return found
+
+    def outermost(self, every: Sequence[int], some: Sequence[int]) -> list[int]:
+        """For each node the outermost line on the way to it below which all are some; 0 of none."""
+        found = [0] * len(every)
+        for node in range(1, len(every)):
+            alone = some[node] == every[node] and self.line[node] is not None
+            found[node] = found[self.above[node]] or (node if alone else 0)
+        return found

@@ -15,7 +15,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
@@ -33,7 +32,12 @@ from recompute_scan.fidelity.operators import (
     tensors,
 )
 from recompute_scan.fidelity.state import Drawn, weights
-from recompute_scan.fidelity.tape import function_modes, in_own_function, nodes_so_far
+from recompute_scan.fidelity.tape import (
+    function_modes,
+    in_own_function,
+    nodes_below,
+    nodes_so_far,
+)
 from recompute_scan.fidelity.tensors import is_plain, unseen
 from recompute_scan.work.ledger import (
     BackwardPass,
@@ -680,23 +684,3 @@ def _ends_are_seen() -> bool:
     lived = reference() is not None and not ended
     del view
     return lived and len(ended) == 1
-
-
-def nodes_below(roots: Any) -> frozenset[int]:
-    """The numbers of all nodes that a pass from these roots may evaluate."""
-    roots = roots if isinstance(roots, (list, tuple)) else [roots]
-    waiting = [
-        one.grad_fn if isinstance(one, torch.Tensor) else getattr(one, "node", None)
-        for one in roots
-    ]
-    seen = set()
-    numbers = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        with suppress(AttributeError, RuntimeError):
-            numbers.add(node._sequence_nr())
-        waiting += [below for below, _ in node.next_functions]
-    return frozenset(numbers)
