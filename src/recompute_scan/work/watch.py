@@ -99,7 +99,7 @@ def _is_closed(file: str) -> bool:
     return file.startswith(_CLOSED)
 
 
-def frames_outside_torch(frame: FrameType | None, until: int = 0) -> Frames:
+def frames_outside_torch(frame: FrameType | None, until: int, most: int) -> Frames:
     """The frames that are neither torch's nor ours, from this one out to the one of that identity,
     or to the script's or module's outermost.
 
@@ -118,7 +118,7 @@ def frames_outside_torch(frame: FrameType | None, until: int = 0) -> Frames:
         if not _is_library(code.co_filename):
             found.append(((code.co_filename, frame.f_lineno), code.co_firstlineno))
             name = code.co_name
-            if name == "<module>":
+            if name == "<module>" or len(found) == most:
                 break
         elif not found and _is_closed(code.co_filename):
             return ()
@@ -381,7 +381,7 @@ class StepWatch:
         if operation.phase == "backward":
             return
         if operation.step == 0:
-            operation.frames = self._called_from(caller, operation.call)
+            operation.frames = self._called_from(caller, operation.call, operation.phase)
         if self.grad_mode:
             if any(one.requires_grad for one in given.tensors):
                 operation.node = nodes_so_far() - 1
@@ -389,9 +389,13 @@ class StepWatch:
             operation.in_function = True
             operation.node = nodes_so_far() - 1  # most often of that function
 
-    def _called_from(self, frame: FrameType | None, call: int | None) -> Frames:
-        """The frames from this one to the module call around; equal ones are kept once."""
-        found = frames_outside_torch(frame, self._frame_of.get(call, 0))
+    def _called_from(self, frame: FrameType | None, call: int | None, phase: Phase) -> Frames:
+        """The frames from this one to the module call around; equal ones are kept once.
+
+        Of a recompute the innermost will do: the backward pass is around it, not the forward.
+        """
+        most = 1 if phase == "recompute" else _DEEPEST
+        found = frames_outside_torch(frame, self._frame_of.get(call, 0), most)
         return self._frames.setdefault(found, found)
 
     def _read(self, operation: Operation, given: Given, place: int) -> None:
@@ -491,6 +495,7 @@ class StepWatch:
         stack = self._stacks.setdefault(thread, [])
         caller = sys._getframe(1)
         own, around = _module_call(caller), stack[-1] if stack else None
+        phase = self._phase(caller)
         name, class_name = self._name_of(module)
         place, first = len(self.ledger.operations), len(self.ledger.steps) == 1
         call = ModuleCall(
@@ -498,8 +503,8 @@ class StepWatch:
             name,
             class_name,
             around,
-            self._phase(caller),
-            self._called_from((own or caller).f_back, around) if first else (),
+            phase,
+            self._called_from((own or caller).f_back, around, phase) if first else (),
             place,
             place,
         )
