@@ -88,7 +88,6 @@ _AHEAD_CYCLES = 400_000
 _READING = ("numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage")
 
 
-@functools.lru_cache(maxsize=4096)
 def _is_library(file: str) -> bool:
     own = file.startswith(_PYTHON) and "site-packages" not in file and "dist-packages" not in file
     return own or file.startswith((_TORCH, _OURS, "<frozen"))
@@ -99,6 +98,10 @@ def _is_closed(file: str) -> bool:
     return file.startswith(_CLOSED)
 
 
+# Whether a file is one. Looked up for each frame of each operator, so not by a function.
+_libraries: dict[str, bool] = {}
+
+
 def frames_outside_torch(frame: FrameType | None, until: int, most: int) -> Frames:
     """The frames that are neither torch's nor ours, from this one out to the one of that identity,
     or to the script's or module's outermost.
@@ -107,20 +110,22 @@ def frames_outside_torch(frame: FrameType | None, until: int, most: int) -> Fram
     """
     found: list[Frame] = []
     name = ""
-    for _ in range(_DEEPEST):
-        if frame is None:
-            break
+    while frame is not None and len(found) < most:
         code = frame.f_code
-        if code is _MODULE_CALL and found and name != "forward":
-            found[-1] = found[-1][0], 0
-        if id(frame) == until:
-            break
-        if not _is_library(code.co_filename):
-            found.append(((code.co_filename, frame.f_lineno), code.co_firstlineno))
+        file = code.co_filename
+        if file not in _libraries:
+            _libraries[file] = _is_library(file)
+        if not _libraries[file]:
+            found.append(((file, frame.f_lineno), code.co_firstlineno))
             name = code.co_name
-            if name == "<module>" or len(found) == most:
+            if name == "<module>":
                 break
-        elif not found and _is_closed(code.co_filename):
+        elif code is _MODULE_CALL:
+            if found and name != "forward":
+                found[-1] = found[-1][0], 0
+            if id(frame) == until:
+                break
+        elif not found and _is_closed(file):
             return ()
         frame = frame.f_back
     return tuple(found)
