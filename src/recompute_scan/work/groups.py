@@ -416,7 +416,7 @@ def _work(
     halves = sum(ms for place, ms in times.items() if place in half)
     # The time between operators is shared out by their time or number: the larger share counts.
     # A step may also wait for data, which is no operator's time: hence twice their own at most.
-    share = max(whole / total, part * len(group.places) / len(ledger.first_step))
+    share = max(whole / total, part * len(group.places) / ledger.first_step_ends)
     most = min(share * (ledger.step_ms or 0.0), 2 * whole)
     calls = group.calls or tuple(
         ledger.calls[one]
