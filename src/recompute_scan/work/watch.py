@@ -499,10 +499,10 @@ class StepWatch:
         self.grad_mode = torch.is_grad_enabled()
         stack = self._stacks.setdefault(thread, [])
         caller = sys._getframe(1)
-        own, around = _module_call(caller), stack[-1] if stack else None
-        phase = self._phase(caller)
+        around, phase = stack[-1] if stack else None, self._phase(caller)
         name, class_name = self._name_of(module)
         place, first = len(self.ledger.operations), len(self.ledger.steps) == 1
+        own = _module_call(caller) if first else None  # lines are of the first step
         call = ModuleCall(
             id(module),
             name,
