@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from recompute_scan.record.attribution import CallSites
 from recompute_scan.record.isolation import Guard, Patches
 from recompute_scan.result.watched_step import WatchedStep
 from recompute_scan.work import Ledger, StepWatch, watched_step
@@ -53,9 +54,10 @@ def plain() -> Step:
 
 
 def watch_of(guard: Guard) -> StepWatch:
-    ledger = Ledger(lambda file, line: f"{file}:{line}", lambda file: "site-packages" in file)
+    ledger = Ledger(lambda file, line: f"{file}:{line}")
     around, is_scripts = guard.around, guard.is_scripts
-    return StepWatch(ledger, _name_of, around, is_scripts, Patches(), cuda=False)
+    installed_at = CallSites(Path.cwd()).installed_at
+    return StepWatch(ledger, _name_of, installed_at, around, is_scripts, Patches(), cuda=False)
 
 
 def _name_of(module: torch.nn.Module) -> tuple[str, str]:

@@ -295,6 +295,11 @@ class CallSites:
         found = self._nearest(frame)
         return self._site(found[1]) if found else ""
 
+    def installed_at(self, frame: FrameType) -> bool | None:
+        """Whether the frame's code belongs to a library; ``None`` for Python's and torch's."""
+        owner = self._ownership.of(frame)
+        return None if owner == Owner.NOBODY else owner == Owner.LIBRARY
+
     def given_at(self, made: Made, mechanism: Mechanism) -> str:
         """Where the setting of the mechanism has its value from, that this object holds."""
         path, number = self._places.get(made.site, (Path(), 0))

@@ -35,7 +35,7 @@ from torch import nn
 from recompute_scan.annotations import RANDOM_STATE_LEFT
 from recompute_scan.fidelity.lost_gradients import Application
 from recompute_scan.fidelity.state import named_in
-from recompute_scan.record.attribution import CallSites, site_folder
+from recompute_scan.record.attribution import CallSites
 from recompute_scan.record.isolation import (
     Call,
     Guard,
@@ -391,10 +391,16 @@ class Probe:
 
     def watch(self, cuda: bool) -> StepWatch:
         """The watch over two steps; it knows the modules that exist by now."""
-        ledger = Ledger(self.sites.line_of, lambda file: site_folder(file) is not None)
-        guard = self._guard
-        name_of = self._index.name_of
-        return StepWatch(ledger, name_of, guard.around, guard.is_scripts, Patches(), cuda=cuda)
+        sites, guard = self.sites, self._guard
+        return StepWatch(
+            Ledger(sites.line_of),
+            self._index.name_of,
+            sites.installed_at,
+            guard.around,
+            guard.is_scripts,
+            Patches(),
+            cuda=cuda,
+        )
 
     def leave_out(self, why: str) -> None:
         """Annotate nothing from here on, nor say what is on, and warn why."""

@@ -64,7 +64,7 @@ def waste_of(ledger: Ledger) -> Found:
     for group, work in found:
         if work.share < SHARE or work.ms < max(LEAST_MS, LEAST_OPERATOR_MS * work.operators):
             small += work.ms
-        elif group.line is None or ledger.is_installed(group.line[0]):
+        elif group.line is None or ledger.installed[group.line[0]]:
             library += work.ms
         else:
             listed.append(work)
@@ -155,7 +155,7 @@ def _parting(ledger: Ledger, *calls: ModuleCall) -> list[Line | None]:
     apart = _apart(*ways)
     lines = [ledger.own_line(call) for call in calls]
     for index, way in enumerate(ways if apart is not None else ()):
-        own = (line for line in way[apart:] if not ledger.is_installed(line[0]))
+        own = (line for line in way[apart:] if not ledger.installed[line[0]])
         lines[index] = next(own, lines[index])
     return lines
 
@@ -225,7 +225,7 @@ def _half_unread(ledger: Ledger, live: Collection[int], maker: Callable[[int], i
             for one in operations[place].makes[:2]
         ]
         path = ledger.path(operations[maker(place)])
-        own = bool(path) and not ledger.is_installed(path[0][0])
+        own = bool(path) and not ledger.installed[path[0][0]]
         return len(unread) == 2 and (unread[1] or (unread[0] and own))
 
     return {place for place in live if operations[place].gives_two and spares(place)}

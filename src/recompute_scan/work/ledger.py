@@ -170,14 +170,13 @@ class Ledger:
         step_ms: How long a step takes without this watch, at most; ``None`` where unknown.
         hidden: Why unread results cannot be found; ``None`` where they can.
         site_of: Names a line for people.
-        is_installed: Whether a file belongs to an installed package.
+        installed: Whether each file in a frame belongs to an installed package; ``None`` for
+            Python's and torch's own, of which no frame is kept.
     """
 
-    def __init__(
-        self, site_of: Callable[[str, int], str], is_installed: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, site_of: Callable[[str, int], str]) -> None:
         self.site_of = site_of
-        self.is_installed = is_installed
+        self.installed: dict[str, bool | None] = {}
         self.operations: list[Operation] = []
         self.memories: list[Memory] = []
         self.calls: list[ModuleCall] = []
@@ -209,7 +208,7 @@ class Ledger:
     def own_line(self, one: Memory | Operation | ModuleCall) -> Line | None:
         """The nearest line outside of installed packages, or else the outermost."""
         path = self.path(one)
-        own = (line for line in path if not self.is_installed(line[0]))
+        own = (line for line in path if not self.installed[line[0]])
         return next(own, path[-1] if path else None)
 
     def calls_from(self, index: int | None) -> Iterator[ModuleCall]:
@@ -294,9 +293,9 @@ class LineTree:
         return way[::-1]
 
     def is_own(self, node: int) -> bool:
-        """Whether the line is outside of installed packages and of generated code."""
-        file, _ = self.line[node] or ("<string>", 0)
-        return file != "<string>" and not self._ledger.is_installed(file)
+        """Whether the line is outside of installed packages."""
+        line = self.line[node]
+        return line is not None and not self._ledger.installed[line[0]]
 
     def sums(self, nodes: Iterable[int]) -> list[int]:
         """How many of these are at or below each node."""

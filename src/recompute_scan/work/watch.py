@@ -55,23 +55,21 @@ from recompute_scan.work.value_numbers import Given, Values, storage_of
 Around = Callable[..., Callable[..., Any]]
 # The name and the class of a module.
 NameOf = Callable[[nn.Module], tuple[str, str]]
+# Whether a frame's code belongs to an installed package; `None` for Python's and torch's.
+InstalledAt = Callable[[FrameType], bool | None]
 # How many frames are searched for a line outside of torch.
 _DEEPEST = 80
 # A step of more operators, as where a program evaluates within it, would take too much memory.
 _MOST_OPERATORS = 200_000
 # Less than this is not searched for who holds it.
 _HELD_BYTES = 1 << 20
-_TORCH, _OURS, _PYTHON = (
-    f"{folder}{os.sep}"
-    for folder in (Path(torch.__file__).parent, Path(__file__).parents[1], Path(os.__file__).parent)
-)
 # The function in which each module's call runs.
 _MODULE_CALL = nn.Module._call_impl.__code__
 # The file that calls operators for a mode.
 _OPERATORS = torch._ops.__file__
 # Parts of torch that work by themselves.
 _CLOSED = tuple(
-    os.path.join(_TORCH, *part, "")  # noqa: PTH118 - with a separator at its end
+    os.path.join(Path(torch.__file__).parent, *part, "")  # noqa: PTH118 - with a separator at its end
     for part in (("optim",), ("distributed",), ("nn", "parallel"), ("amp",))
 )
 # The results of these are known to the program, or their sizes are.
@@ -88,22 +86,19 @@ _AHEAD_CYCLES = 400_000
 _READING = ("numpy", "tolist", "data_ptr", "__array__", "__dlpack__", "untyped_storage")
 
 
-def _is_library(file: str) -> bool:
-    own = file.startswith(_PYTHON) and "site-packages" not in file and "dist-packages" not in file
-    return own or file.startswith((_TORCH, _OURS, "<frozen"))
-
-
 @functools.lru_cache(maxsize=4096)
 def _is_closed(file: str) -> bool:
     return file.startswith(_CLOSED)
 
 
-# Whether a file is one. Looked up for each frame of each operator, so not by a function.
-_libraries: dict[str, bool] = {}
-
-
-def frames_outside_torch(frame: FrameType | None, until: int, most: int) -> Frames:
-    """The frames that are neither torch's nor ours, from this one out to the one of that identity,
+def _frames(
+    frame: FrameType | None,
+    until: int,
+    most: int,
+    installed: dict[str, bool | None],
+    installed_at: InstalledAt,
+) -> Frames:
+    """The frames of packages and of the program, from this one out to the one of that identity,
     or to the script's or module's outermost.
 
     None for what torch does by itself, as in an optimizer: no line of the program can change it.
@@ -113,9 +108,9 @@ def frames_outside_torch(frame: FrameType | None, until: int, most: int) -> Fram
     while frame is not None and len(found) < most:
         code = frame.f_code
         file = code.co_filename
-        if file not in _libraries:
-            _libraries[file] = _is_library(file)
-        if not _libraries[file]:
+        if file not in installed:
+            installed[file] = installed_at(frame)
+        if installed[file] is not None:
             found.append(((file, frame.f_lineno), code.co_firstlineno))
             name = code.co_name
             if name == "<module>":
@@ -152,6 +147,7 @@ class StepWatch:
         self,
         ledger: Ledger,
         name_of: NameOf,
+        installed_at: InstalledAt,
         around: Around,
         is_scripts: Callable[[BaseException], bool],
         patches: Any,
@@ -161,6 +157,7 @@ class StepWatch:
         self.ledger = ledger
         self.untold: str | None = None
         self._name_of = name_of
+        self._installed_at = installed_at
         self._put_around = around
         self._is_scripts = is_scripts
         self._patches = patches
@@ -400,7 +397,8 @@ class StepWatch:
         Of a recompute the innermost will do: the backward pass is around it, not the forward.
         """
         most = 1 if phase == "recompute" else _DEEPEST
-        found = frames_outside_torch(frame, self._frame_of.get(call, 0), most)
+        until = self._frame_of.get(call, 0)
+        found = _frames(frame, until, most, self.ledger.installed, self._installed_at)
         return self._frames.setdefault(found, found)
 
     def _read(self, operation: Operation, given: Given, place: int) -> None:
