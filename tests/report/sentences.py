@@ -323,6 +323,7 @@ CONDITIONS: dict[str, Condition] = {
     "of the step to save memory. Do you need that memory": lambda r: (
         r.cost is not None and r.cost.breakdown.recompute > 0
     ),
+    "Read how to save the most time": lambda r: any(f.saving_ms for f in r.findings),
     "If memory runs short, see which layers to checkpoint": lambda r: r.verdict == "none",
     "Add the script's own arguments": lambda r: "target" in r.environment,
     "Put your own script and its arguments": lambda r: r.crash is None,

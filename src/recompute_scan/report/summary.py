@@ -470,13 +470,21 @@ def _purposes(result: Result, *, can_fix: bool) -> list[Purpose]:
         return ["see", *first, "apply"]
     if result.verdict == "doubled" or any(one.fix for one in result.findings):
         return [*first, "record", "compare"]
-    return [*first, "plan"]
+    return [*first, "explain", "plan"] if _dearest(result) else [*first, "plan"]
+
+
+def _dearest(result: Result) -> str | None:
+    """The code of the finding that saves most; ``None`` where none is known to save time."""
+    saving = [(one.saving_ms, one.code) for one in result.findings if one.saving_ms]
+    return max(saving)[1] if saving else None
 
 
 def _why(result: Result, purpose: Purpose) -> str:
     """The purpose of the command, in a sentence."""
     if purpose == "record" and _was_too_short(result):
         return "Record fewer steps, which shows the cost too."
+    if purpose == "explain" and result.crash is None:
+        return "Read how to save the most time."
     return _buys_memory(result) if purpose == "plan" else _WHAT[purpose]
 
 
@@ -488,8 +496,9 @@ def _was_too_short(result: Result) -> bool:
 def _own_command(result: Result, purpose: Purpose) -> str | None:
     """The command that follows from the result alone, whatever the run was."""
     if purpose == "explain":
-        codes = [one.code for one in result.findings if _FINDING.fullmatch(one.code)]
-        return f"recompute-scan explain {codes[0]}" if codes else None
+        found = (one.code for one in result.findings if _FINDING.fullmatch(one.code))
+        code = next(found, None) if result.crash is not None else _dearest(result)
+        return f"recompute-scan explain {code}" if code else None
     if purpose == "record" and result.verdict == "inconclusive":
         return how_to_record(result).command
     if purpose == "record" and _was_too_short(result):
