@@ -196,11 +196,9 @@ def _of_ranks(result: Result, said: str) -> str:
     of = f"all {every}" if len(worst) == len(result.ranks) else f"{len(worst)} of {every}"
     if said.startswith(DOUBLED_LEAD):
         return f"Checkpointing is doubled on {of}: {shown}"
-    return (
-        f"{shown[0].upper()}{shown[1:]}"
-        if result.verdict == "inconclusive"
-        else (f"{said.rstrip('.')}, on {of}.")
-    )
+    if result.verdict == "inconclusive":
+        return f"{shown[0].upper()}{shown[1:]}"
+    return f"{said.rstrip('.')}, on {of}."
 
 
 # Headlines that are the same for every result of a verdict, by the evidence: attention's kernels
@@ -219,10 +217,8 @@ _SENTENCES: dict[tuple[str, Verdict], str] = {
     ("graphs", "full"): "All checkpointed compiled code runs its forward once more in the backward "
     "pass.",
     ("graphs", "partial"): "Some compiled work runs once more in the backward pass.",
-    (
-        "graphs",
-        "doubled",
-    ): f"{DOUBLED_LEAD}compiled code runs its forward {{:g}} more times in each backward pass.",
+    ("graphs", "doubled"): f"{DOUBLED_LEAD}compiled code runs its forward {{:g}} more times in "
+    "each backward pass.",
 }
 
 
@@ -260,19 +256,15 @@ def _headline(result: Result) -> str:
         share = 100 * (result.recomputed_share or 0.0)
         return f"{share:.0f} % of the forward work runs once more in the backward pass."
     doubled = [r for r in result.regions if r.recompute_runs_per_backward >= 2]
-    which = (
-        "Every block"
-        if doubled and len(doubled) == len(result.regions)
-        else f"{len(doubled)} of {len(result.regions)} {unit_of(result.regions)}"
-        if doubled
-        else "Some code"
-    )
-    verb = "run their" if doubled and len(doubled) < len(result.regions) else "runs its"
+    which, verb = "every block" if doubled else "some code", "runs its"
+    if 0 < len(doubled) < len(result.regions):
+        which = f"{len(doubled)} of {len(result.regions)} {unit_of(result.regions)}"
+        verb = "run their"
     if doubled and all(region.in_part for region in doubled):
         verb = verb.replace(" ", " a part of ")
     return (
-        f"{DOUBLED_LEAD}{_decapitalised(which)} {verb} forward {highest:g} more times "
-        f"in each backward pass{_gain(result)}."
+        f"{DOUBLED_LEAD}{which} {verb} forward {highest:g} more times in each backward "
+        f"pass{_gain(result)}."
     )
 
 
