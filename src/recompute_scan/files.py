@@ -37,7 +37,8 @@ LARGEST = 256 << 20
 _PIECE = 1 << 20
 # The arguments of this process, from whoever started it: `recompute-scan explain <(command)`.
 _HELD = re.compile(r"/dev/stdin|(?:/dev|/proc/self)/fd/\d{1,9}")
-_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+# Of an opening that waits for no other process.
+NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
 
 @overload
@@ -113,7 +114,7 @@ def read(path: Path, most: int = LARGEST, *, held: bool = False) -> bytes:
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | _FLAGS)
+    return os.open(path, flags | NO_WAIT)
 
 
 def _refuse_special(path: Path, mode: int) -> None:
