@@ -313,7 +313,6 @@ def timeline(result: Result) -> Timeline | None:
 
 
 def _block(result: Result, proof: Proof) -> str:
-    """The block's module, or its number."""
     region = next((item for item in result.regions if item.ordinal == proof.region), None)
     return (region.module if region else None) or f"block {proof.region}"
 

@@ -68,7 +68,6 @@ def _today(one: PlannedModule) -> str:
 
 
 def _done(one: PlannedModule) -> str:
-    """The way a module is treated, in words."""
     if one.parts:
         return _in_part(one.parts)
     if one.recompute:
