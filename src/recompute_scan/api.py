@@ -186,8 +186,9 @@ def _table(
 def _typed(columns: Sequence[Column], values: Mapping[str, Any], index: pd.Index) -> pd.DataFrame:
     import pandas as pd  # noqa: PLC0415
 
-    frame: pd.DataFrame = pd.DataFrame(values)
-    return frame.astype({one.name: one.dtype for one in columns}).set_axis(index)
+    types = {column.name: column.dtype for column in columns}
+    frame: pd.DataFrame = pd.DataFrame(values).astype(types).set_axis(index)
+    return frame
 
 
 def _parts(signature: str) -> tuple[str | None, str | None]:
@@ -475,7 +476,6 @@ def label(name: str, limit: int = 60) -> str:
 
 
 def _in_a_box(op: ProofOp) -> str:
-    """The label of an operator: its name, or its family where that is long."""
     name = short_name(op)
     return label(name if len(name) <= _LONGEST_IN_A_BOX else words.family_words(op.family), 30)
 

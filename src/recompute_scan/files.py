@@ -63,7 +63,7 @@ def opened(path: Path, *, buffering: int = -1, held: bool = False) -> FileIO | B
         raise OSError(errno.EINVAL, "no file has a null byte in its name", str(path))
     # Looked at before it is opened, too: opening a device may do something.
     _refuse_special(path, path.stat().st_mode)
-    file = _Regular(path, "rb", opener=_open)
+    file = _Regular(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_WAIT))
     try:
         _refuse_special(path, os.fstat(file.fileno()).st_mode)
     except OSError:
@@ -111,10 +111,6 @@ def read(path: Path, most: int = LARGEST, *, held: bool = False) -> bytes:
         return content(path, most, held=held)
     except OSError as error:
         raise InputError("E301", f"Cannot read {path}.", why=error.strerror) from None
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | NO_WAIT)
 
 
 def _refuse_special(path: Path, mode: int) -> None:

@@ -4,8 +4,6 @@ in one sentence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from recompute_scan.recompute.study import RecomputeFacts, disagreeing_steps
 from recompute_scan.result import DOUBLED_LEAD, MEASURED, Level, Result, Verdict
 from recompute_scan.result.recompute import unit_of
@@ -80,7 +78,15 @@ def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
         )
         found.append(f"Steps that differ in how often work runs again (in brackets): {said}.")
     if facts.judgement.by_marks:
-        found.append(_by_marks(facts.judgement.differing))
+        # The operators could not give it.
+        names = ", ".join(facts.judgement.differing)
+        which = f" (of {names})" if names else ""
+        found.append(
+            f"Not all calls{which} in the recomputes could be matched with the calls of the "
+            "forward pass that they repeat, so operators alone do not show how often work ran "
+            "again. The annotations that the recording put around each checkpointed call gave the "
+            "count; the cost of the recomputes is not known."
+        )
     elif facts.annotations is not None and annotations_disagree(facts):
         found.append(
             f"The annotations of the recorded checkpoints and the operators disagree on "
@@ -106,17 +112,6 @@ def _why_unlaunched(facts: RecomputeFacts) -> str:
     if queued == facts.work.unlaunched:
         return ": recording began while the GPU still had a queue"
     return f"; {queued} of them were launched before recording began" if queued else ""
-
-
-def _by_marks(differing: Sequence[str]) -> str:
-    """Where the count comes from when the operators could not give it."""
-    which = f" (of {', '.join(differing)})" if differing else ""
-    return (
-        f"Not all calls{which} in the recomputes could be matched with the calls of the forward "
-        "pass that they repeat, so operators alone do not show how often work ran again. The "
-        "annotations that the recording put around each checkpointed call gave the count; the cost "
-        "of the recomputes is not known."
-    )
 
 
 def _guesses(calls: Calls) -> list[str]:

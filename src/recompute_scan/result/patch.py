@@ -342,7 +342,6 @@ def _outside(file: str, why: str, hint: str | None = _THERE) -> InputError:
 
 
 def _with(data: bytes, several: Sequence[Change], name: str) -> bytes:
-    """The file with the changes."""
     if any(one.digest not in (None, sha256(data).hexdigest()) for one in several):
         raise _stale(name, "it was changed since it was recorded")
     mark = BOM_UTF8 if data.startswith(BOM_UTF8) else b""
