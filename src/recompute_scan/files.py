@@ -266,6 +266,17 @@ def decoded(data: bytes, kind: type[_T]) -> _T:
     return found
 
 
+def document(value: Any, indent: int = 2) -> bytes:
+    """Indented JSON, ending in a line end; characters that UTF-8 cannot hold become ``?``."""
+    import msgspec  # noqa: PLC0415 - see above
+
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError:  # the name of a file that is no UTF-8
+        encoded = msgspec.json.encode(encodable(msgspec.to_builtins(value)))
+    return msgspec.json.format(encoded, indent=indent) + b"\n"
+
+
 def encodable(value: Any) -> Any:
     """The same plain data, with what UTF-8 cannot hold replaced by question marks."""
     if isinstance(value, str):
