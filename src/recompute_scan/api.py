@@ -168,27 +168,27 @@ def event_table(trace: Trace) -> pd.DataFrame:
         "shapes": coded(trace.dims, [shapes for shapes, _ in signatures]),
         "types": coded(trace.dims, [types for _, types in signatures]),
     }
-    return _table(EVENTS, values, "event", np.arange(len(trace)))
-
-
-def _values(columns: Sequence[Column], rows: Sequence[object]) -> dict[str, list[Any]]:
-    return {column.name: [getattr(row, column.name) for row in rows] for column in columns}
-
-
-def _usage_table(columns: Sequence[Column], rows: Sequence[object]) -> pd.DataFrame:
-    return _table(columns, _values(columns, rows), "place", range(len(rows)))
+    return _typed(EVENTS, values, pd.Index(np.arange(len(trace)), name="event"))
 
 
 def _table(
-    columns: Sequence[Column], values: Mapping[str, Any], index: str, labels: Any
+    columns: Sequence[Column], rows: Sequence[object], index: str = "", **given: list[Any]
 ) -> pd.DataFrame:
+    """The rows' attributes, but for columns that are given, indexed by one of them or by place."""
     import pandas as pd  # noqa: PLC0415
 
-    rows = pd.Index(labels, name=index)
-    frame: pd.DataFrame = pd.DataFrame({column.name: values[column.name] for column in columns})
-    typed: pd.DataFrame = frame.astype({column.name: column.dtype for column in columns})
-    typed.index = rows
-    return typed
+    names = [column.name for column in columns]
+    values = {name: given.get(name) or [getattr(row, name) for row in rows] for name in names}
+    labels = [getattr(row, index) for row in rows] if index else range(len(rows))
+    return _typed(columns, values, pd.Index(labels, name=index or "place"))
+
+
+def _typed(columns: Sequence[Column], values: Mapping[str, Any], index: pd.Index) -> pd.DataFrame:
+    import pandas as pd  # noqa: PLC0415
+
+    types = {column.name: column.dtype for column in columns}
+    frame: pd.DataFrame = pd.DataFrame(values).astype(types).set_axis(index)
+    return frame
 
 
 def _parts(signature: str) -> tuple[str | None, str | None]:
@@ -335,9 +335,8 @@ class Scan:
         Columns: :data:`recompute_scan.api.REGIONS`. Times are ms, per step.
         """
         found = self.result.regions
-        checkpoints = [_stack(region.checkpoints) for region in found]
-        values = _values(REGIONS[:-1], found) | {"checkpoints": checkpoints}
-        return _table(REGIONS, values, "ordinal", [region.ordinal for region in found])
+        stacks = [_stack(region.checkpoints) for region in found]
+        return _table(REGIONS, found, "ordinal", checkpoints=stacks)
 
     @property
     def families(self) -> pd.DataFrame:
@@ -346,9 +345,7 @@ class Scan:
         Columns: :data:`recompute_scan.api.FAMILIES`. Counts and times (ms) are per
         step.
         """
-        found = self.result.families
-        values = _values(FAMILIES, found)
-        return _table(FAMILIES, values, "family", [family.family for family in found])
+        return _table(FAMILIES, self.result.families, "family")
 
     @property
     def work(self) -> pd.DataFrame:
@@ -358,7 +355,7 @@ class Scan:
         where the recording watched no step (``run --work``).
         """
         step = self.result.watched
-        return _usage_table(WORK, step.work if step else ())
+        return _table(WORK, step.work if step else ())
 
     @property
     def memory(self) -> pd.DataFrame:
@@ -368,7 +365,7 @@ class Scan:
         watched no step (``run --work``).
         """
         step = self.result.watched
-        return _usage_table(MEMORY, step.kept if step else ())
+        return _table(MEMORY, step.kept if step else ())
 
     @cached_property
     def trace(self) -> Events:
@@ -479,7 +476,6 @@ def label(name: str, limit: int = 60) -> str:
 
 
 def _in_a_box(op: ProofOp) -> str:
-    """The label of an operator: its name, or its family where that is long."""
     name = short_name(op)
     return label(name if len(name) <= _LONGEST_IN_A_BOX else words.family_words(op.family), 30)
 

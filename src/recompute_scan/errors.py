@@ -33,15 +33,11 @@ class ScanError(Exception):
     def __init__(
         self, code: str, what: str, *, why: str | None = None, hint: str | None = None
     ) -> None:
-        super().__init__(what)
+        # Exception's own is not called: args stay as given, and pickle makes the error of them.
         self.code = code
         self.what = what
         self.why = why
         self.hint = hint
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # Other processes read it again with all its parts.
-        return _revive, (type(self), self.args, self.__dict__)
 
     def __str__(self) -> str:
         # Names of files and words of others stand in all of them: a line each, whatever they hold.
@@ -67,12 +63,6 @@ def meant(word: str, known: Collection[str]) -> str:
     near = [one for one in known if len(word) > 1 and one.startswith(word[:-1])]
     near = near or difflib.get_close_matches(word, known, cutoff=0.75)
     return f"did you mean {' or '.join(near[:3])}? " if near else ""
-
-
-def _revive(kind: type[ScanError], args: tuple[object, ...], parts: dict[str, object]) -> ScanError:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(parts)
-    return error
 
 
 class UsageError(ScanError):

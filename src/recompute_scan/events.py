@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from recompute_scan.errors import UsageError
+from recompute_scan.files import NO_WAIT
 from recompute_scan.terminal import file_at
 
 SCHEMA = "recompute-scan-event/1"
@@ -244,9 +245,7 @@ class EventStream:
 
     def _open(self) -> None:
         # A pipe without a reader is an error, instead of something to wait for.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        for more in ("O_NONBLOCK", "O_NOCTTY"):
-            flags |= getattr(os, more, 0)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_WAIT
         self._descriptor = os.open(self.path, flags, 0o666)
         found = os.fstat(self._descriptor)
         self._mode, self._file = found.st_mode, (found.st_dev, found.st_ino)

@@ -37,7 +37,8 @@ LARGEST = 256 << 20
 _PIECE = 1 << 20
 # The arguments of this process, from whoever started it: `recompute-scan explain <(command)`.
 _HELD = re.compile(r"/dev/stdin|(?:/dev|/proc/self)/fd/\d{1,9}")
-_FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+# Of an opening that waits for no other process.
+NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
 
 @overload
@@ -62,7 +63,7 @@ def opened(path: Path, *, buffering: int = -1, held: bool = False) -> FileIO | B
         raise OSError(errno.EINVAL, "no file has a null byte in its name", str(path))
     # Looked at before it is opened, too: opening a device may do something.
     _refuse_special(path, path.stat().st_mode)
-    file = _Regular(path, "rb", opener=_open)
+    file = _Regular(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_WAIT))
     try:
         _refuse_special(path, os.fstat(file.fileno()).st_mode)
     except OSError:
@@ -110,10 +111,6 @@ def read(path: Path, most: int = LARGEST, *, held: bool = False) -> bytes:
         return content(path, most, held=held)
     except OSError as error:
         raise InputError("E301", f"Cannot read {path}.", why=error.strerror) from None
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | _FLAGS)
 
 
 def _refuse_special(path: Path, mode: int) -> None:
@@ -267,6 +264,17 @@ def decoded(data: bytes, kind: type[_T]) -> _T:
     if _LONG.search(data):
         json.loads(data, parse_int=bounded)
     return found
+
+
+def document(value: Any, indent: int = 2) -> bytes:
+    """Indented JSON, ending in a line end; characters that UTF-8 cannot hold become ``?``."""
+    import msgspec  # noqa: PLC0415 - see above
+
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError:  # the name of a file that is no UTF-8
+        encoded = msgspec.json.encode(encodable(msgspec.to_builtins(value)))
+    return msgspec.json.format(encoded, indent=indent) + b"\n"
 
 
 def encodable(value: Any) -> Any:

@@ -14,10 +14,10 @@ import pytest
 from recompute_scan.record.checkpoint_calls import Probe, install_self_test
 from recompute_scan.record.isolation import Guard
 from recompute_scan.record.profiler import ProfilerWindow
-from recompute_scan.result.fidelity import Fidelity
 from recompute_scan.result.run_record import RunInfo, write_run_info
 
 Assert = Callable[..., None]
+_STEPS = 2
 
 
 @pytest.fixture
@@ -97,23 +97,19 @@ class CallRecorder:
     def __exit__(self, *_: object) -> None:
         self._probe.remove()
 
-    def compare(self, step: Callable[[], object], *, warmup: int = 1) -> Fidelity:
-        """How the recomputes of a step compare with their forward, after so many calls of it."""
-        for _ in range(warmup):
-            step()
+    def record_run(self, step: Callable[[], object], folder: Path) -> None:
+        """Compare a step with its recomputes, record two more, and leave a run's folder with what
+        both show.
+        """
+        step()  # the first warms up
         self._probe.begin()
         self._probe.comparison.compare()
         try:
             step()
         finally:
             found = self._probe.comparison.compared()
-        return found
-
-    def record_run(self, step: Callable[[], object], folder: Path) -> None:
-        """Compare a step, record two more, and leave a run's folder with what both show."""
-        found = self.compare(step)
         trace = folder / "trace-rank0.json.gz"
-        self.record(step, trace, warmup=0)
+        self._record(step, trace)
         info = RunInfo(
             rank=0,
             world_size=1,
@@ -122,7 +118,7 @@ class CallRecorder:
             device="cpu",
             warmup_steps=1,
             timed_steps_ms=(),
-            profiled_steps=2,
+            profiled_steps=_STEPS,
             trace=trace.name,
             stacks=None,
             sources=self._probe.sites.sources(),
@@ -130,17 +126,17 @@ class CallRecorder:
         )
         write_run_info(folder, info)
 
-    def record(
-        self, step: Callable[[], object], trace: Path, *, warmup: int = 1, steps: int = 2
-    ) -> None:
-        """Call ``step`` some times and write a trace of the last ones, gzipped Kineto JSON."""
-        for _ in range(warmup):
-            step()
+    def record(self, step: Callable[[], object], trace: Path) -> None:
+        """Call ``step`` three times and write a trace of the last two, gzipped Kineto JSON."""
+        step()
+        self._record(step, trace)
+
+    def _record(self, step: Callable[[], object], trace: Path) -> None:
         self._probe.begin()
-        window = ProfilerWindow(lead=0, steps=steps, device="cpu", stacks=False)
+        window = ProfilerWindow(lead=0, steps=_STEPS, device="cpu", stacks=False)
         window.start()
         try:
-            for _ in range(steps):
+            for _ in range(_STEPS):
                 step()
                 window.step()
         finally:

@@ -97,10 +97,14 @@ def _tell_wandb(run: Any, note: Note, scalars: dict[str, float], files: list[Pat
     if note.alert is not None:
         run.alert(title=note.alert, text=note.text, level="WARN")
     if files:
-        artifact = sys.modules["wandb"].Artifact(note.artifact, type="report")
-        for file in files:
-            artifact.add_file(str(file))
-        run.log_artifact(artifact)
+        run.log_artifact(_artifact(sys.modules["wandb"], note, files))
+
+
+def _artifact(tracker: Any, note: Note, files: list[Path]) -> Any:
+    artifact = tracker.Artifact(note.artifact, type="report")
+    for file in files:
+        artifact.add_file(str(file))
+    return artifact
 
 
 def _open_mlflow() -> list[Any]:
@@ -163,10 +167,7 @@ def _tell_trackio(run: Any, note: Note, scalars: dict[str, float], files: list[P
     if note.alert is not None:
         trackio.alert(note.alert, note.text)
     if files:
-        artifact = trackio.Artifact(note.artifact, type="report")
-        for file in files:
-            artifact.add_file(str(file))
-        trackio.log_artifact(artifact)
+        trackio.log_artifact(_artifact(trackio, note, files))
 
 
 _Tell = Callable[[Any, Note, dict[str, float], list[Path]], None]

@@ -134,7 +134,6 @@ class _Distances(Struct, frozen=True):
 def _distances(
     mine: Sequence[Sampled], others: Sequence[Sampled], again: Sequence[Sampled]
 ) -> _Distances:
-    """Arguments as for :func:`compare_gradients`."""
     theirs, twice = ({(one.name, one.is_buffer): one for one in run} for run in (others, again))
     keyed = [(one, (one.name, one.is_buffer)) for one in mine]
     both = [(one, key) for one, key in keyed if key in theirs]

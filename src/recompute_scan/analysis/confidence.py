@@ -4,8 +4,6 @@ in one sentence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from recompute_scan.recompute.study import RecomputeFacts, disagreeing_steps
 from recompute_scan.result import DOUBLED_LEAD, MEASURED, Level, Result, Verdict
 from recompute_scan.result.recompute import unit_of
@@ -80,7 +78,15 @@ def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
         )
         found.append(f"Steps that differ in how often work runs again (in brackets): {said}.")
     if facts.judgement.by_marks:
-        found.append(_by_marks(facts.judgement.differing))
+        # The operators could not give it.
+        names = ", ".join(facts.judgement.differing)
+        which = f" (of {names})" if names else ""
+        found.append(
+            f"Not all calls{which} in the recomputes could be matched with the calls of the "
+            "forward pass that they repeat, so operators alone do not show how often work ran "
+            "again. The annotations that the recording put around each checkpointed call gave the "
+            "count; the cost of the recomputes is not known."
+        )
     elif facts.annotations is not None and annotations_disagree(facts):
         found.append(
             f"The annotations of the recorded checkpoints and the operators disagree on "
@@ -106,17 +112,6 @@ def _why_unlaunched(facts: RecomputeFacts) -> str:
     if queued == facts.work.unlaunched:
         return ": recording began while the GPU still had a queue"
     return f"; {queued} of them were launched before recording began" if queued else ""
-
-
-def _by_marks(differing: Sequence[str]) -> str:
-    """Where the count comes from when the operators could not give it."""
-    which = f" (of {', '.join(differing)})" if differing else ""
-    return (
-        f"Not all calls{which} in the recomputes could be matched with the calls of the forward "
-        "pass that they repeat, so operators alone do not show how often work ran again. The "
-        "annotations that the recording put around each checkpointed call gave the count; the cost "
-        "of the recomputes is not known."
-    )
 
 
 def _guesses(calls: Calls) -> list[str]:
@@ -196,11 +191,9 @@ def _of_ranks(result: Result, said: str) -> str:
     of = f"all {every}" if len(worst) == len(result.ranks) else f"{len(worst)} of {every}"
     if said.startswith(DOUBLED_LEAD):
         return f"Checkpointing is doubled on {of}: {shown}"
-    return (
-        f"{shown[0].upper()}{shown[1:]}"
-        if result.verdict == "inconclusive"
-        else (f"{said.rstrip('.')}, on {of}.")
-    )
+    if result.verdict == "inconclusive":
+        return f"{shown[0].upper()}{shown[1:]}"
+    return f"{said.rstrip('.')}, on {of}."
 
 
 # Headlines that are the same for every result of a verdict, by the evidence: attention's kernels
@@ -219,10 +212,8 @@ _SENTENCES: dict[tuple[str, Verdict], str] = {
     ("graphs", "full"): "All checkpointed compiled code runs its forward once more in the backward "
     "pass.",
     ("graphs", "partial"): "Some compiled work runs once more in the backward pass.",
-    (
-        "graphs",
-        "doubled",
-    ): f"{DOUBLED_LEAD}compiled code runs its forward {{:g}} more times in each backward pass.",
+    ("graphs", "doubled"): f"{DOUBLED_LEAD}compiled code runs its forward {{:g}} more times in "
+    "each backward pass.",
 }
 
 
@@ -260,19 +251,15 @@ def _headline(result: Result) -> str:
         share = 100 * (result.recomputed_share or 0.0)
         return f"{share:.0f} % of the forward work runs once more in the backward pass."
     doubled = [r for r in result.regions if r.recompute_runs_per_backward >= 2]
-    which = (
-        "Every block"
-        if doubled and len(doubled) == len(result.regions)
-        else f"{len(doubled)} of {len(result.regions)} {unit_of(result.regions)}"
-        if doubled
-        else "Some code"
-    )
-    verb = "run their" if doubled and len(doubled) < len(result.regions) else "runs its"
+    which, verb = "every block" if doubled else "some code", "runs its"
+    if 0 < len(doubled) < len(result.regions):
+        which = f"{len(doubled)} of {len(result.regions)} {unit_of(result.regions)}"
+        verb = "run their"
     if doubled and all(region.in_part for region in doubled):
         verb = verb.replace(" ", " a part of ")
     return (
-        f"{DOUBLED_LEAD}{_decapitalised(which)} {verb} forward {highest:g} more times "
-        f"in each backward pass{_gain(result)}."
+        f"{DOUBLED_LEAD}{which} {verb} forward {highest:g} more times in each backward "
+        f"pass{_gain(result)}."
     )
 
 

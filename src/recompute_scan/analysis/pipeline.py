@@ -387,10 +387,8 @@ def analyse(
     addresses = [one for one in addresses if Path(one) not in given]
     folders = [Path(one) for one in addresses if Path(one).is_dir()]
     beside = [path for folder in folders for path in snapshots_in(folder)]
-    if not given and not beside:
-        return _analyse_traces(addresses, on_progress, limits, machine, hta=hta, workers=workers)
     snapshots = snapshots_at(given, limits)
-    if not addresses:
+    if given and not addresses:
         return result_of_snapshots(snapshots)
     snapshots += snapshots_among(beside, limits)
     try:

@@ -121,7 +121,10 @@ def events(facts: RecomputeFacts) -> Iterator[bytes]:
             if track == 1:
                 yield _json({**about, "name": "process_name", "args": {"name": PROCESS}})
             yield _json({**about, "name": "thread_name", "args": {"name": _TITLES[kind]}})
-        yield _slice(name, track, start, duration, number)
+        event = {"ph": "X", "cat": PROCESS, "name": name, "pid": PROCESS, "tid": track}
+        text = _json({**event, "args": {"block": number} if number >= 0 else {}})
+        # Times are written digit by digit: a double would lose the nanoseconds of 1970's clock.
+        yield text[:-1] + f',"ts":{us(start)},"dur":{us(duration)}}}'.encode()
 
 
 def _slices(
@@ -148,14 +151,6 @@ def _blocks(facts: RecomputeFacts) -> Int64:
         for block in layer:
             found[block.places] = number
     return found
-
-
-def _slice(name: str, track: int, start: int, duration: int, block: int) -> bytes:
-    event = {"ph": "X", "cat": PROCESS, "name": name, "pid": PROCESS, "tid": track}
-    beside = {"block": block} if block >= 0 else {}
-    text = _json({**event, "args": beside})
-    # Times are written digit by digit: a double would lose the nanoseconds of 1970's clock.
-    return text[:-1] + f',"ts":{us(start)},"dur":{us(duration)}}}'.encode()
 
 
 def us(ns: int) -> str:

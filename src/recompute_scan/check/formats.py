@@ -8,9 +8,8 @@ from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-import msgspec
-
 from recompute_scan.check.policy import Refusal, Ruling, Site, fingerprint
+from recompute_scan.files import document
 from recompute_scan.report.templating import visible
 from recompute_scan.result import Result
 from recompute_scan.terminal import inert
@@ -45,7 +44,7 @@ def text(outcome: Ruling) -> str:
 def as_json(outcome: Ruling) -> str:
     """For a program: ``recompute-scan-check/1``."""
     result = outcome.result
-    document = {
+    fields = {
         "schema": "recompute-scan-check/1",
         "tool_version": result.tool_version,
         "outcome": outcome.word,
@@ -57,7 +56,7 @@ def as_json(outcome: Ruling) -> str:
         "accepted": [_plain(refusal, result) for refusal in outcome.accepted],
         "undecided": list(outcome.undecided),
     }
-    return json_text(document)
+    return json_text(fields)
 
 
 def github(outcome: Ruling) -> str:
@@ -116,7 +115,7 @@ def sarif_document(
     complete: bool,
 ) -> str:
     """One run in SARIF: rules by code with their names, and what they found."""
-    document = {
+    fields = {
         "$schema": _SARIF_SCHEMA,
         "version": "2.1.0",
         "runs": [
@@ -147,12 +146,12 @@ def sarif_document(
             }
         ],
     }
-    return json_text(document)
+    return json_text(fields)
 
 
-def json_text(document: Mapping[str, Any]) -> str:
+def json_text(fields: Mapping[str, Any]) -> str:
     """A JSON document, two spaces a level."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    return document(fields).decode()
 
 
 def junit(outcome: Ruling) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct, field
 
 from recompute_scan.errors import InputError, UsageError, meant
-from recompute_scan.files import decoded
+from recompute_scan.files import decoded, document
 from recompute_scan.result import DOUBLED, Checkpoint, Finding, Result
 
 _SITE = re.compile(r"(.+):(\d{1,9})", re.DOTALL)
@@ -125,8 +125,7 @@ def baseline_json(result: Result) -> str:
         )
         for finding in result.findings
     )
-    encoded = msgspec.json.encode(Baseline(accepted))
-    return msgspec.json.format(encoded, indent=2).decode() + "\n"
+    return document(Baseline(accepted)).decode()
 
 
 def parse_baseline(data: bytes, name: str) -> tuple[Accepted, ...]:

@@ -478,20 +478,16 @@ def _taken_up(target: Target, handed_on: str) -> Handed:
 def _record(
     target: Target, way: Way, handed: Handed, answer: Answer, *, open_page: bool, launched: bool
 ) -> int:
-    """Record and report; the exit status."""
-    from msgspec.structs import replace
-
     from recompute_scan.record.finish import run_and_report
 
     options, whole = handed.options, click.get_current_context().obj
     way.check(options)
     # One process prints the document: of several, the one that started the others.
     by_another = answer.style == "json" and (target.starts_others or launched)
-    reporting = replace(
-        _reporting(
-            options, partial(print_report, answer=answer, open_page=open_page, silent=by_another)
-        ),
-        machine=handed.machine,
+    reporting = _reporting(
+        options,
+        handed.machine,
+        partial(print_report, answer=answer, open_page=open_page, silent=by_another),
         after=handed.after,
         launched=launched,
         arguments=_ending(target.script, target.args, launched=target.launcher is not None),
@@ -503,21 +499,21 @@ def _record(
     return status
 
 
-def _reporting(options: RunOptions, show: Callable[..., None]) -> Reporting:
-    """How it is reported on, with nothing known but the result."""
-    from recompute_scan.cost.flops import UNKNOWN_MACHINE
+def _reporting(
+    options: RunOptions, machine: Machine, show: Callable[..., None], **more: Any
+) -> Reporting:
+    """How it is reported on; with no more, nothing is known but the result."""
     from recompute_scan.record.finish import Reporting
 
     return Reporting(
         options.output,
-        UNKNOWN_MACHINE,
-        None,
-        launched=False,
+        machine,
         show=showing(show),
         print_line=sending("WarningTold", tell),
         progress=sending("ProgressTold", progress),
         leaving=ended,
         takes_place_of=options.takes_place_of,
+        **{"after": None, "launched": False, **more},
     )
 
 
@@ -588,6 +584,7 @@ def plan(
     click.get_current_context().call_on_close(partial(remove_if_empty, folder))
     follow(events, command="plan", folder=folder)
     target.begin()
+    from recompute_scan.cost.flops import UNKNOWN_MACHINE
     from recompute_scan.record.finish import Way, run_and_report
     from recompute_scan.record.options import beside
     from recompute_scan.record.verify import Asked
@@ -598,5 +595,5 @@ def plan(
     options = _options(target, place, earlier, quiet=answer.quiet, **recorded)
     way = Way(None, nproc_per_node)
     way.check(options)
-    reporting = _reporting(options, partial(print_report, answer=answer))
+    reporting = _reporting(options, UNKNOWN_MACHINE, partial(print_report, answer=answer))
     return run_and_report(way, options, reporting, plan=Asked(wish, verify))

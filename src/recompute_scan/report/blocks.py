@@ -27,7 +27,7 @@ class Page(Struct):
     written: list[str] = field(default_factory=list)
 
     def style(self, text: str, **how: object) -> str:
-        return click.style(text, **how) if self.color else text  # type: ignore[arg-type]
+        return click.style(text, **how) if self.color and how else text  # type: ignore[arg-type]
 
     def title(self, text: str) -> None:
         self.written += ["", self.style(text, bold=True)]
@@ -49,7 +49,7 @@ class Page(Struct):
         while most is not None and len(found) > most:
             limit = min(limit, most * self.width + 8) - 8
             found = wrap(sentence(text, limit), indent, start, self.width)
-        self.written += [self.style(line, **how) if how else line for line in found]
+        self.written += [self.style(line, **how) for line in found]
 
     def cut(self, text: str, indent: str, **how: object) -> None:
         """One line, cut at the width."""
@@ -65,19 +65,12 @@ class Page(Struct):
         plain = f"{head}{value}"
         # the first line is measured without codes, then given them
         rest = wrap(note, " " * (len(head) + 10), f"{plain:<{len(head) + 9}} ", self.width)
-        shown = self.style(value, **how) if how else value
-        self.written.append(head + shown + rest[0][len(plain) :].rstrip())
+        self.written.append(head + self.style(value, **how) + rest[0][len(plain) :].rstrip())
         self.written += rest[1:]
 
     def verbatim(self, text: str, indent: str, **how: object) -> None:
         """A line to copy: never wrapped, tabs spelled as spaces."""
-        line = indent + text.expandtabs(4)
-        self.written.append(self.style(line, **how) if how else line)
-
-    def place(self, site: str, indent: str, limit: int = 200, **how: object) -> None:
-        """A ``file:line`` to go to."""
-        shown = visible(site, limit)
-        self.written.append(indent + (self.style(shown, **how) if how else shown))
+        self.written.append(self.style(indent + text.expandtabs(4), **how))
 
 
 def wrap(text: str, indent: str, first: str, width: int = WIDTH) -> list[str]:

@@ -10,14 +10,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from recompute_scan.report import words
 from recompute_scan.report.summary import StepAfter, saving, step_after, total
 from recompute_scan.report.templating import visible
 from recompute_scan.report.words import NEEDED, PART_SHORT, PART_WORDS, family_words, first_true
 from recompute_scan.result import (
-    ActivationPlan,
     MemoryPlan,
     PlanPoint,
     Proof,
@@ -315,7 +313,6 @@ def timeline(result: Result) -> Timeline | None:
 
 
 def _block(result: Result, proof: Proof) -> str:
-    """The block's module, or its number."""
     region = next((item for item in result.regions if item.ordinal == proof.region), None)
     return (region.module if region else None) or f"block {proof.region}"
 
@@ -608,17 +605,6 @@ class CurveDrawing(Struct, frozen=True):
     high_ms: str
 
 
-def drawing(plan: ActivationPlan) -> CurveDrawing:
-    """The curve of a plan with today's script and the plan on it."""
-    then = _as_measured(plan)
-    marks = [
-        *((one, "curve", _said("", one)) for one in plan.curve),
-        (plan.today, "today", _said("Today: ", plan.today)),
-        (then, "plan", _said("Plan: ", then)),
-    ]
-    return curve_drawing(plan.curve, marks, plan.budget_bytes)
-
-
 def curve_drawing(
     curve: Sequence[PlanPoint | MemoryPlan],
     marks: Sequence[tuple[PlanPoint | MemoryPlan, str, str]],
@@ -655,26 +641,3 @@ def curve_drawing(
         ms(max(bottom, 0.0)),
         ms(top),
     )
-
-
-def _as_measured(plan: ActivationPlan) -> PlanPoint:
-    """The plan's point; its step and memory as measured, where they were."""
-    proof = plan.proof
-    if proof.step_ms is None or proof.peak_bytes is None:
-        return plan.plan
-    return replace(plan.plan, step_ms=proof.step_ms, peak_bytes=proof.peak_bytes)
-
-
-def _said(name: str, point: PlanPoint) -> str:
-    again = recomputed(point, " recomputed")
-    return f"{name}{ms(point.step_ms)}, {size(point.peak_bytes)}{again and ', '}{again}"
-
-
-def recomputed(point: PlanPoint, word: str = "") -> str:
-    """How many modules are recomputed, and how; nothing of today's."""
-    if point.recomputed is None:
-        return ""
-    said = f"{point.recomputed}{word or ' whole' * bool(point.in_part)}"
-    said += f", {point.selective} selectively" if point.selective else ""
-    said += f", {point.in_part} in part" if point.in_part else ""
-    return f"{said}, {point.offloaded} offloaded" if point.offloaded else said

@@ -39,7 +39,9 @@ def measured_sentences(result: Result) -> list[str]:
     if verified.after is not None and verified.after.status == "measured":
         found.append(_losses(verified.losses))
         found += _against_prediction(result, verified)
-        found += _memory(verified)
+        if (grew := verified.memory_grew_bytes) is not None:
+            peaks = f"{size(verified.after_peak_bytes)}; {size(verified.before_peak_bytes)} before"
+            found.append(f"Memory grew: with the fix the peak is {size(grew)} higher ({peaks}).")
     if verified.with_plan is not None:
         found.append(_plan(result, verified, verified.with_plan))
     if verified.without_checkpointing is not None:
@@ -49,32 +51,16 @@ def measured_sentences(result: Result) -> list[str]:
     return found
 
 
-def _memory(verified: Verified) -> list[str]:
-    """That the fix takes more memory, where it does."""
-    grew = verified.memory_grew_bytes
-    if grew is None:
-        return []
-    before, after = size(verified.before_peak_bytes), size(verified.after_peak_bytes)
-    return [
-        f"Memory grew: with the fix the peak is {size(grew)} higher ({after}; {before} before)."
-    ]
-
-
 def _gradients(gradients: Gradients) -> str:
     """Whether the script trains what it would train without its checkpoints."""
-    if gradients.in_parts is None:
-        return _equal_or_not(gradients)
-    return (
-        "Without any checkpoint the script ran out of memory, so several runs each took out some "
-        f"of the checkpoints of {plural(gradients.in_parts, 'block')}. "
-        f"{_equal_or_not(gradients)}"
-    )
-
-
-def _equal_or_not(gradients: Gradients) -> str:
     all_of_them = f"After the first step all {gradients.compared} gradients and buffers"
-    worst = _worst(gradients)
-    return {
+    worst, in_parts = _worst(gradients), ""
+    if gradients.in_parts is not None:
+        in_parts = (
+            "Without any checkpoint the script ran out of memory, so several runs each took out "
+            f"some of the checkpoints of {plural(gradients.in_parts, 'block')}. "
+        )
+    said = {
         "equal": f"{all_of_them} are equal to the last bit with and without the script's "
         "checkpoints.",
         "rounding": f"{all_of_them} are equal up to rounding with and without the script's "
@@ -85,7 +71,8 @@ def _equal_or_not(gradients: Gradients) -> str:
         "script gives different gradients in each run.",
         "not-seen": "Gradients could not be compared with those without checkpoints: the script "
         "did not make a first step without them, or its gradients were gone by then.",
-    }[gradients.status]
+    }
+    return in_parts + said[gradients.status]
 
 
 def _gradients_with_fix(gradients: Gradients) -> str:

@@ -373,7 +373,7 @@ def rows(comparison: Comparison) -> list[tuple[str, str, str]]:
 def call_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """Family; forward calls per step before and after; those run again before and after."""
     return [
-        (family_words(family), *map(_count, numbers))
+        (family_words(family), *("-" if one is None else count(one) for one in numbers))
         for family, *numbers in map(astuple, comparison.calls)
     ]
 
@@ -422,10 +422,6 @@ def _source(side: Side) -> str:
     if side.step_source == "timed":
         return f"{number}, timed" if side.steps else "timed steps"
     return f"{number}, traced" if side.steps else "the trace"
-
-
-def _count(value: float | None) -> str:
-    return "-" if value is None else count(value)
 
 
 _MOST_CALLS = 20

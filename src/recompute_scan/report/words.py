@@ -103,6 +103,11 @@ def _in_blocks(result: Result) -> bool:
     return result.evidence_level in ("annotated", "autograd")
 
 
+def _not_doubled(result: Result) -> bool:
+    """Whether there is a verdict, and it is another."""
+    return result.verdict in ("none", "partial", "full")
+
+
 def _of_graphs(result: Result) -> bool:
     return result.evidence_level == "graphs"
 
@@ -198,21 +203,17 @@ MEANING = (
     ),
     Said(
         "Kernels show attention only: a checkpoint that keeps attention's results is not seen.",
-        lambda r: r.verdict in ("none", "partial", "full") and r.evidence_level == "kernels",
+        lambda r: _not_doubled(r) and r.evidence_level == "kernels",
     ),
     Said(
         "This comes from the compiler's graphs. They do not show how often each graph runs, or "
         "which code runs outside them.",
-        lambda r: r.verdict in ("none", "partial", "full") and r.evidence_level == "graphs",
+        lambda r: _not_doubled(r) and _of_graphs(r),
     ),
     Said(
         "Nor do these logs show whether checkpoints are around compiled code, which would run all "
         "of it once more. A recording by recompute-scan run does.",
-        lambda r: (
-            r.verdict in ("none", "partial", "full")
-            and r.evidence_level == "graphs"
-            and r.confidence == "low"
-        ),
+        lambda r: _not_doubled(r) and _of_graphs(r) and r.confidence == "low",
     ),
     Said(
         "Work outside of these blocks was not counted.",
@@ -285,12 +286,7 @@ STEP_NOTE = (
     Said("no recompute is redundant; the findings say what can be saved", _can_save),
 )
 # The purpose of the commands under "How to check it".
-CHECKING = (
-    Said(
-        "There is nothing to repair.",
-        lambda r: r.verdict in ("none", "partial", "full") and not _advised(r),
-    ),
-)
+CHECKING = (Said("There is nothing to repair.", lambda r: _not_doubled(r) and not _advised(r)),)
 NO_CALL_SITES = (
     Said(
         "Hooks counted the runs of blocks, and do not show what checkpoints them.",

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from recompute_scan.crash import Crash
 from recompute_scan.errors import InputError
-from recompute_scan.files import decoded, encodable
+from recompute_scan.files import decoded, document
 from recompute_scan.result.cost import MEASURED as MEASURED
 from recompute_scan.result.cost import ActivationPlan as ActivationPlan
 from recompute_scan.result.cost import Arm as Arm
@@ -160,16 +160,10 @@ def to_json(result: Result, *, indent: int = 2) -> str:
     return write_document(result, indent)
 
 
-def write_document(document: Struct, indent: int = 2) -> str:
+def write_document(struct: Struct, indent: int = 2) -> str:
     """A document of ours as JSON text, ``schema`` first."""
-    fields: dict[str, Any] = msgspec.to_builtins(document)
-    ordered = {"schema": fields.pop("schema"), **fields}
-    try:
-        encoded = msgspec.json.encode(ordered)
-    except UnicodeEncodeError:
-        # The name of a file that is no UTF-8 holds halves of surrogate pairs.
-        encoded = msgspec.json.encode(encodable(ordered))
-    return msgspec.json.format(encoded, indent=indent).decode() + "\n"
+    fields: dict[str, Any] = msgspec.to_builtins(struct)
+    return document({"schema": fields.pop("schema"), **fields}, indent).decode()
 
 
 def from_json(text: str | bytes) -> Result:
@@ -202,19 +196,16 @@ def json_schema() -> dict[str, Any]:
     return make_schema(Result, "recompute-scan result", SCHEMA)
 
 
-def make_schema(document: type, title: str, name: str) -> dict[str, Any]:
+def make_schema(kind: type, title: str, name: str) -> dict[str, Any]:
     """A JSON Schema of a document of ours: every field is there, no other is, and ``schema``
     is the given name.
     """
-    schema = msgspec.json.schema(document)
+    schema = msgspec.json.schema(kind)
     # Defaults make fields optional when reading; a written document has them all.
     for definition in schema["$defs"].values():
         if "properties" in definition:
             definition["required"] = list(definition["properties"])
             definition["additionalProperties"] = False
-    schema["$defs"][document.__name__]["properties"]["schema"] = {"const": name}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": title,
-        **schema,
-    }
+    schema["$defs"][kind.__name__]["properties"]["schema"] = {"const": name}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
+    return head | schema

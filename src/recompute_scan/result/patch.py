@@ -18,8 +18,8 @@ import tokenize
 import warnings
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
@@ -342,7 +342,6 @@ def _outside(file: str, why: str, hint: str | None = _THERE) -> InputError:
 
 
 def _with(data: bytes, several: Sequence[Change], name: str) -> bytes:
-    """The file with the changes."""
     if any(one.digest not in (None, sha256(data).hexdigest()) for one in several):
         raise _stale(name, "it was changed since it was recorded")
     mark = BOM_UTF8 if data.startswith(BOM_UTF8) else b""
@@ -434,25 +433,18 @@ def apply(files: Sequence[Changed], folder: Path) -> None:
     Raises:
         InputError: A file or the folder cannot be written (``E346``); then none was changed.
     """
-    earlier = applied(folder)
-    parts: list[tuple[Changed, Path]] = []
-    try:
+    earlier, group = applied(folder), []
+    with _new_versions() as parts:
         for one in files:
-            parts.append((one, new_version(one.path, one.after)))
-        group = []
-        for number, (one, part) in enumerate(parts):
-            copy = f"before-fix-{len(earlier) + 1}-{number + 1}-{one.path.name}"
+            parts.append((one.path, new_version(one.path, one.after)))
+        for number, (one, (_, part)) in enumerate(zip(files, parts, strict=True), 1):
+            copy = f"before-fix-{len(earlier) + 1}-{number}-{one.path.name}"
             write_whole(folder / copy, one.before)
             before, after = (sha256(data).hexdigest() for data in (one.before, one.after))
             group.append(Written(one.name, copy, before, after, part.stat().st_mtime_ns))
         _remember(folder, [*earlier, group])
-        for one, part in parts:
-            part.replace(one.path)
-    except OSError as error:
-        raise _unwritable(error) from None
-    finally:
-        for _, part in parts:
-            part.unlink(missing_ok=True)
+        for path, part in parts:
+            part.replace(path)
 
 
 def has_copies(kept_in: Path) -> bool:
@@ -471,8 +463,7 @@ def revert(folder: Path, root: Path) -> list[str]:
     groups = applied(folder)
     if not groups:
         raise InputError("E347", f"No fix from {folder} was applied here.")
-    parts: list[tuple[Path, Path]] = []
-    try:
+    with _new_versions() as parts:
         for one in groups[-1]:
             name, path = place(root, one.file)
             now = content(path, _MOST_SOURCE)
@@ -492,11 +483,6 @@ def revert(folder: Path, root: Path) -> list[str]:
         _remember(folder, groups[:-1])
         for one in groups[-1]:
             (folder / one.copy).unlink()
-    except OSError as error:
-        raise _unwritable(error) from None
-    finally:
-        for _, part in parts:
-            part.unlink(missing_ok=True)
     return [one.file for one in groups[-1]]
 
 
@@ -526,9 +512,15 @@ def _remember(folder: Path, groups: Sequence[Sequence[Written]]) -> None:
         (folder / _RECORD).unlink(missing_ok=True)
 
 
-def _unwritable(error: OSError) -> InputError:
-    return InputError(
-        "E346",
-        f"Cannot write {os.fsdecode(error.filename) if error.filename else 'the file'}.",
-        why=error.strerror,
-    )
+@contextmanager
+def _new_versions() -> Iterator[list[tuple[Path, Path]]]:
+    """Collects files and what each is to take the place of; at the end, those left are removed."""
+    parts: list[tuple[Path, Path]] = []
+    try:
+        yield parts
+    except OSError as error:
+        name = os.fsdecode(error.filename) if error.filename else "the file"
+        raise InputError("E346", f"Cannot write {name}.", why=error.strerror) from None
+    finally:
+        for _, part in parts:
+            part.unlink(missing_ok=True)

@@ -35,7 +35,7 @@ from msgspec.structs import replace
 
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import InputError
-from recompute_scan.files import content, decoded, encodable, is_file, write_whole
+from recompute_scan.files import content, decoded, document, is_file, write_whole
 from recompute_scan.result.fidelity import Fidelity, Policies
 from recompute_scan.result.watched_step import WatchedStep
 
@@ -285,7 +285,7 @@ class RunInfo(Struct, frozen=True):
     schema: str = RUN_SCHEMA
 
 
-def run_info_name(rank: int) -> str:
+def run_info_name(rank: int | str) -> str:
     """File name of a rank's run record in the run's folder."""
     return f"run-rank{rank}.json"
 
@@ -300,7 +300,7 @@ def stacks_text_name(rank: int) -> str:
     return f"where-rank{rank}.txt"
 
 
-def so_far_name(rank: int) -> str:
+def so_far_name(rank: int | str) -> str:
     """File name of the record that a rank leaves if it is killed now."""
     return f"so-far-rank{rank}.json"
 
@@ -318,9 +318,8 @@ def write_so_far(folder: Path, info: RunInfo) -> None:
 
 def accept_so_far(folder: Path) -> None:
     """The run is over: what ranks that were killed had recorded so far is their run record."""
-    for path in folder.glob(so_far_name(0).replace("0", "*")):
-        rank = path.stem.rpartition("rank")[2]
-        target = folder / f"run-rank{rank}.json"
+    for path in folder.glob(so_far_name("*")):
+        target = folder / run_info_name(path.stem.rpartition("rank")[2])
         with suppress(OSError):
             if not target.exists():
                 path.replace(target)
@@ -329,7 +328,7 @@ def accept_so_far(folder: Path) -> None:
 def run_records_in(folder: Path) -> tuple[RunInfo, ...]:
     """The run records in a run's folder that can be read, by rank."""
     found = []
-    for path in folder.glob(run_info_name(0).replace("0", "*")):
+    for path in folder.glob(run_info_name("*")):
         with suppress(InputError):
             if is_file(path):  # a pipe would be waited for
                 found.append(read_run_info(path))
@@ -338,11 +337,7 @@ def run_records_in(folder: Path) -> tuple[RunInfo, ...]:
 
 def encode_run_info(info: RunInfo) -> bytes:
     """The run record as the JSON that :func:`parse_run_info` reads."""
-    try:
-        encoded = msgspec.json.encode(info)
-    except UnicodeEncodeError:  # a message or a file name that is no UTF-8
-        encoded = msgspec.json.encode(encodable(msgspec.to_builtins(info)))
-    return msgspec.json.format(encoded, indent=2) + b"\n"
+    return document(info)
 
 
 def read_run_info(path: Path) -> RunInfo:

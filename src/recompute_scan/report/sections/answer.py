@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import click
 from msgspec import Struct
 
 from recompute_scan.crash import Crash, RankEnd
@@ -252,10 +251,10 @@ def _sites_in_short(page: Page, result: Result) -> list[str]:
     """The call sites of the blocks that run again most often, each in a line."""
     stacks = checkpoint_stacks(result.regions)
     for checkpoint in stacks[0].checkpoints[:_MOST_SITES] if stacks else ():
-        page.place(checkpoint.call_site or "place not known", "  ", page.width - 2, fg="cyan")
-        at = page.written.pop()
+        shown = visible(checkpoint.call_site or "place not known", page.width - 2)
+        at = f"  {page.style(shown, fg='cyan')}"
         beside = f"{words.variant_words(checkpoint)}: {words.mechanism_words(checkpoint)}"
-        left = page.width - columns(click.unstyle(at)) - 2
+        left = page.width - columns(shown) - 4
         page.written.append(f"{at}  {fitted(beside, left)}" if left > _LEAST_BESIDE else at)
     more = sum(len(stack.checkpoints) for stack in stacks) - len(page.written)
     if more:

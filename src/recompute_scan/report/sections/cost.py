@@ -81,16 +81,15 @@ def _step_cost_text(page: Page, result: Result) -> None:
         return
     fix = fix_sentence(result)
     page.title("Cost" if fix else "Step time")
-    for sentence in [*([fix] if fix else []), *step_time_sentences(result)]:
+    for sentence in filter(None, (fix, *step_time_sentences(result))):
         page.prose(sentence)
 
 
 def _step_cost_markdown(result: Result) -> str:
     parts = [_pie(result)]
     if _is_predicted(result):
-        fix = fix_sentence(result)
-        words = [*([fix] if fix else []), *step_time_sentences(result)]
-        parts.append(markdown_prose(" ".join(words)))
+        said = filter(None, (fix_sentence(result), *step_time_sentences(result)))
+        parts.append(markdown_prose(" ".join(said)))
     return "\n\n".join(part for part in parts if part)
 
 

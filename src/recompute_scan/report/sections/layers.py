@@ -139,7 +139,7 @@ def _checkpoint_text(page: Page, number: int, checkpoint: Checkpoint) -> None:
     page.prose(f"{number}. {words.variant_words(checkpoint)}: {mechanism}", "     ", "  ")
     if not checkpoint.call_site:
         return
-    page.place(checkpoint.call_site, "     ", fg="cyan")
+    page.written.append(" " * 5 + page.style(visible(checkpoint.call_site, 200), fg="cyan"))
     if source := words.one_line(checkpoint.source):
         longest = page.width - _MARGIN
         cut = source if len(source) <= longest else source[:longest] + "…"

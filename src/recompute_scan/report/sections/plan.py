@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from recompute_scan.report.blocks import Page, Section, known, ranges
-from recompute_scan.report.figures import drawing, recomputed
+from recompute_scan.report.figures import CurveDrawing, curve_drawing
 from recompute_scan.report.summary import what_was_measured
 from recompute_scan.report.templating import markdown_prose, visible
 from recompute_scan.result import ActivationPlan, PlannedModule, PlanOutcome, PlanPoint, Result
@@ -68,7 +68,6 @@ def _today(one: PlannedModule) -> str:
 
 
 def _done(one: PlannedModule) -> str:
-    """The way a module is treated, in words."""
     if one.parts:
         return _in_part(one.parts)
     if one.recompute:
@@ -104,7 +103,7 @@ def _outcome(plan: ActivationPlan) -> str:
 
 
 def _in_short(plan: ActivationPlan) -> str:
-    """The first words of the outcome: proven, not proven, rejected, or that it was not measured."""
+    """The first words of the outcome."""
     if plan.as_today:
         return "as today"
     word, colon, _ = _OUTCOMES[plan.proof.outcome].partition(":")
@@ -126,13 +125,9 @@ def _measured(plan: ActivationPlan) -> tuple[PlanPoint, PlanPoint] | None:
     proof = plan.proof
     if proof.step_ms is None or not proof.today_step_ms or proof.peak_bytes is None:
         return None
-    bytes_today = proof.today_bytes
+    before = plan.today.peak_bytes if proof.today_bytes is None else proof.today_bytes
     return (
-        replace(
-            plan.today,
-            step_ms=proof.today_step_ms,
-            peak_bytes=plan.today.peak_bytes if bytes_today is None else bytes_today,
-        ),
+        replace(plan.today, step_ms=proof.today_step_ms, peak_bytes=before),
         replace(plan.plan, step_ms=proof.step_ms, peak_bytes=proof.peak_bytes),
     )
 
@@ -183,6 +178,32 @@ def _points(plan: ActivationPlan) -> list[tuple[str, PlanPoint, PlanPoint | None
     ]
 
 
+def _drawing(plan: ActivationPlan) -> CurveDrawing:
+    """The curve with today's script and the plan on it."""
+    _, then = _measured(plan) or (plan.today, plan.plan)
+    marks = [
+        *((one, "curve", _said("", one)) for one in plan.curve),
+        (plan.today, "today", _said("Today: ", plan.today)),
+        (then, "plan", _said("Plan: ", then)),
+    ]
+    return curve_drawing(plan.curve, marks, plan.budget_bytes)
+
+
+def _said(name: str, point: PlanPoint) -> str:
+    again = _recomputed(point, " recomputed")
+    return f"{name}{ms(point.step_ms)}, {size(point.peak_bytes)}{again and ', '}{again}"
+
+
+def _recomputed(point: PlanPoint, word: str = "") -> str:
+    """How many modules are recomputed, and how; nothing of today's."""
+    if point.recomputed is None:
+        return ""
+    said = f"{point.recomputed}{word or ' whole' * bool(point.in_part)}"
+    said += f", {point.selective} selectively" if point.selective else ""
+    said += f", {point.in_part} in part" if point.in_part else ""
+    return f"{said}, {point.offloaded} offloaded" if point.offloaded else said
+
+
 def _beside(result: Result) -> ActivationPlan:
     """The result's plan with its predicted steps as the same shares of today's step as measured.
 
@@ -197,14 +218,8 @@ def _beside(result: Result) -> ActivationPlan:
     def scaled(point: PlanPoint) -> PlanPoint:
         return replace(point, step_ms=scale * point.step_ms)
 
-    return replace(
-        plan,
-        today=scaled(plan.today),
-        plan=scaled(plan.plan),
-        least=scaled(plan.least),
-        most=scaled(plan.most),
-        curve=tuple(map(scaled, plan.curve)),
-    )
+    points = {name: scaled(getattr(plan, name)) for name in ("today", "plan", "least", "most")}
+    return replace(plan, curve=tuple(map(scaled, plan.curve)), **points)
 
 
 def _text(page: Page, result: Result) -> None:
@@ -224,11 +239,8 @@ def _text(page: Page, result: Result) -> None:
             page.verbatim(visible(line, 4096) if line else "", "    " if line else "")
     page.title("Step time against memory")
     for point in plan.curve:
-        page.row(
-            f"  {size(point.peak_bytes)}",
-            f"{ms(point.step_ms):>9}",
-            recomputed(point, " recomputed"),
-        )
+        again = _recomputed(point, " recomputed")
+        page.row(f"  {size(point.peak_bytes)}", f"{ms(point.step_ms):>9}", again)
 
 
 def answer_text(page: Page, result: Result) -> list[list[str]]:
@@ -305,12 +317,12 @@ def _html(result: Result) -> Mapping[str, Any]:
         "to_set": _to_set(plan),
         "setting_title": _setting_title(plan),
         "measured_steps": _measured(plan) is not None,
-        "drawing": drawing(plan),
+        "drawing": _drawing(plan),
         "rows": [(one, _today(one), _done(one)) for one in plan.modules[:_MOST_MODULES]],
         "left_out": max(0, len(plan.modules) - _MOST_MODULES),
         "memory_words": _memory_words(plan),
-        "curve": [(point, recomputed(point)) for point in plan.curve],
-        "points": [(*each, recomputed(each[1])) for each in _points(plan)],
+        "curve": [(point, _recomputed(point)) for point in plan.curve],
+        "points": [(*each, _recomputed(each[1])) for each in _points(plan)],
     }
 
 
