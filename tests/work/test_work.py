@@ -55,9 +55,8 @@ def plain() -> Step:
 
 def watch_of(guard: Guard) -> StepWatch:
     ledger = Ledger(lambda file, line: f"{file}:{line}")
-    around, is_scripts = guard.around, guard.is_scripts
-    installed_at = CallSites(Path.cwd()).installed_at
-    return StepWatch(ledger, _name_of, installed_at, around, is_scripts, Patches(), cuda=False)
+    whose = CallSites(Path.cwd()).installed_at
+    return StepWatch(ledger, _name_of, whose, guard.around, guard.is_scripts, Patches(), cuda=False)
 
 
 def _name_of(module: torch.nn.Module) -> tuple[str, str]:
