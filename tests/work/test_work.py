@@ -55,8 +55,8 @@ def plain() -> Step:
 
 def watch_of(guard: Guard) -> StepWatch:
     ledger = Ledger(lambda file, line: f"{file}:{line}")
-    whose = CallSites(Path.cwd()).installed_at
-    return StepWatch(ledger, _name_of, whose, guard.around, guard.is_scripts, Patches(), cuda=False)
+    owner = CallSites(Path.cwd()).installed_at
+    return StepWatch(ledger, _name_of, owner, guard.around, guard.is_scripts, Patches(), cuda=False)
 
 
 def _name_of(module: torch.nn.Module) -> tuple[str, str]:
