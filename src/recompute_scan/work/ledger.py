@@ -171,7 +171,7 @@ class Ledger:
         hidden: Why unread results cannot be found; ``None`` where they can.
         site_of: Names a line for people.
         installed: Whether each file in a frame belongs to an installed package; ``None`` for
-            Python's and torch's own, of which no frame is kept.
+            Python's and torch's own, and no frame of these is kept.
     """
 
     def __init__(self, site_of: Callable[[str, int], str]) -> None:
