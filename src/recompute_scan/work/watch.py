@@ -91,41 +91,6 @@ def _is_closed(file: str) -> bool:
     return file.startswith(_CLOSED)
 
 
-def _frames(
-    frame: FrameType | None,
-    until: int,
-    most: int,
-    installed: dict[str, bool | None],
-    installed_at: InstalledAt,
-) -> Frames:
-    """The frames of packages and of the program, from this one out to the one of that identity,
-    or to the script's or module's outermost.
-
-    None for what torch does by itself, as in an optimizer: no line of the program can change it.
-    """
-    found: list[Frame] = []
-    name = ""
-    while frame is not None and len(found) < most:
-        code = frame.f_code
-        file = code.co_filename
-        if file not in installed:
-            installed[file] = installed_at(frame)
-        if installed[file] is not None:
-            found.append(((file, frame.f_lineno), code.co_firstlineno))
-            name = code.co_name
-            if name == "<module>":
-                break
-        elif code is _MODULE_CALL:
-            if found and name != "forward":
-                found[-1] = found[-1][0], 0
-            if id(frame) == until:
-                break
-        elif not found and _is_closed(file):
-            return ()
-        frame = frame.f_back
-    return tuple(found)
-
-
 def _module_call(frame: FrameType | None) -> FrameType | None:
     """The nearest frame outward that is the call of a module."""
     while frame is not None and frame.f_code is not _MODULE_CALL:
@@ -397,9 +362,37 @@ class StepWatch:
         Of a recompute the innermost will do: the backward pass is around it, not the forward.
         """
         most = 1 if phase == "recompute" else _DEEPEST
-        until = self._frame_of.get(call, 0)
-        found = _frames(frame, until, most, self.ledger.installed, self._installed_at)
+        found = self._frames_from(frame, self._frame_of.get(call, 0), most)
         return self._frames.setdefault(found, found)
+
+    def _frames_from(self, frame: FrameType | None, until: int, most: int) -> Frames:
+        """The frames of packages and of the program, from this one out to the one of that identity,
+        or to the script's or module's outermost.
+
+        None for what torch does by itself, as in an optimizer: no line of the program changes it.
+        """
+        installed = self.ledger.installed
+        found: list[Frame] = []
+        name = ""
+        while frame is not None and len(found) < most:
+            code = frame.f_code
+            file = code.co_filename
+            if file not in installed:
+                installed[file] = self._installed_at(frame)
+            if installed[file] is not None:
+                found.append(((file, frame.f_lineno), code.co_firstlineno))
+                name = code.co_name
+                if name == "<module>":
+                    break
+            elif code is _MODULE_CALL:
+                if found and name != "forward":
+                    found[-1] = found[-1][0], 0
+                if id(frame) == until:
+                    break
+            elif not found and _is_closed(file):
+                return ()
+            frame = frame.f_back
+        return tuple(found)
 
     def _read(self, operation: Operation, given: Given, place: int) -> None:
         kind = given.kind
