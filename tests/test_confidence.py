@@ -54,3 +54,9 @@ def test_marks_that_disagree(disagreeing: int, level: str) -> None:
 )
 def test_a_few_blocks_are_not_called_every_one(share: float | None, said: str) -> None:
     assert said in headline(replace(full(), recomputed_share=share))
+
+
+def test_a_part_that_several_passes_run_again_is_once_in_each() -> None:
+    several = tuple(replace(one, backward_passes=2.0) for one in full().regions)
+    result = replace(full(), verdict="partial", recomputed_share=0.41, regions=several)
+    assert headline(result).endswith("runs once more in each of up to 2 backward passes.")

@@ -38,6 +38,31 @@ for step in range(30):
 ONCE = "x = checkpoint(layer, x, use_reentrant={})"
 BOTH = "x = checkpoint(inside(layer, {1}), x, use_reentrant={0})"
 HALF = "x = checkpoint(layer, x, use_reentrant=False) if layer is layers[1] else layer(x)"
+# A checkpoint function of the script's own, as guided-diffusion's and fairseq's: with the block as
+# an argument, and with a block that it looks up itself, which no hook can wrap.
+OWN = """\
+from functools import partial
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, block, x):
+        ctx.block = block
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return LOOKED_UP.get(block, block)(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            again = LOOKED_UP.get(ctx.block, ctx.block)(x)
+        torch.autograd.backward(again, grad)
+        return None, x.grad
+
+LOOKED_UP = {}
+
+"""
 BODIES = {
     "none": "x = layer(x)",
     "reentrant": ONCE.format(True),
@@ -46,6 +71,7 @@ BODIES = {
     "N in R": BOTH.format(True, False),
     "R in R": BOTH.format(True, True),
     "N in N": BOTH.format(False, False),
+    "default": "x = checkpoint(lambda y, layer=layer: layer(y), x, use_reentrant=False)",
 }
 WORDS = {0.0: "no checkpoint was seen", 1.0: "run again once", 2.0: "run again twice"}
 
@@ -54,12 +80,16 @@ def script(body: str, micro_batches: int = 1) -> str:
     return SCRIPT.replace("{body}", body).replace("{micro_batches}", str(micro_batches))
 
 
+def own(body: str) -> str:
+    return script(body).replace("layers =", f"{OWN}layers =", 1)
+
+
 def said(told: str) -> str:
     (line,) = [line for line in told.splitlines() if line.startswith("recompute-scan: step")]
     return line
 
 
-FEW = (("N in R", 3),)
+FEW = (("N in R", 3), ("default", 1))
 REST = [(name, number) for name in BODIES for number in (1, 3) if (name, number) not in FEW]
 
 
@@ -74,6 +104,29 @@ def test_it_is_what_the_layers_counted(name: str, micro_batches: int, tmp_path: 
     assert WORDS[float(counted)] in line
     assert name == "none" or "all 4 checkpointed blocks" in line
     assert "(counted by hooks); about" in line
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_checkpoint_function_of_the_script_counts(steps: int, tmp_path: Path) -> None:
+    """The script ends before a step is profiled, so hooks give the verdict too."""
+    inside = "checkpoint(partial(Own.apply, layer.forward), x, use_reentrant=True)"
+    text = own(f"x = {inside}").replace("range(30)", f"range({steps})")
+    recorded = record_script(tmp_path, text, warmup=steps, steps=1)
+    assert "ran again 2.0" in recorded.stdout
+    assert WORDS[2.0] in said(recorded.told)
+    result = analyze(recorded.output).result
+    assert (result.evidence_level, result.verdict) == ("hooks", "doubled")
+
+
+def test_other_code_that_differentiates_in_a_backward_pass_leaves_it_open(tmp_path: Path) -> None:
+    looked_up = "LOOKED_UP[id(layer)] = layer; x = Own.apply(id(layer), x)"
+    text = own(f"{looked_up}; x = checkpoint(nn.Tanh(), x, use_reentrant=False)")
+    text = text.replace("range(30)", "range(3)")
+    recorded = record_script(tmp_path, text, warmup=3, steps=1)
+    assert "nested backward passes of other code: 4)" in said(recorded.told)
+    result = analyze(recorded.output).result
+    assert (result.evidence_level, result.verdict) == ("hooks", "inconclusive")
+    assert "may have run forward work again" in present(result.reason)
 
 
 def test_a_forward_pass_without_a_backward_pass_is_counted_apart() -> None:

@@ -210,6 +210,32 @@ def test_compiled_regions_still_compile(tmp_path: Path) -> None:
     assert [annotation.module_class for annotation in recorded.trace().regions] == ["Linear"] * 2
 
 
+def test_options_of_a_compiled_checkpoint_are_the_scripts_alone(tmp_path: Path) -> None:
+    """Without a backend that takes the graph apart, the compiler calls checkpoint itself, with
+    early stop off and a policy that keeps nothing.
+    """
+    policy = "functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])"
+    for given, options in (("", ""), (f", context_fn={policy}", "selective")):
+        script = LAYERS + (
+            "from torch.utils.checkpoint import create_selective_checkpoint_contexts\n"
+            "layer = Layer()\n"
+            "def model(x):\n"
+            f"    return checkpoint(layer, x, use_reentrant=False{given})\n"
+            "compiled = torch.compile(model, backend='eager')\n"
+            "optimizer = torch.optim.SGD(layer.parameters(), 1e-3)\n"
+            "for step in range(9):\n"
+            "    compiled(torch.randn(4, 8)).sum().backward()\n"
+            "    optimizer.step()\n"
+        )
+        recorded = record_script(tmp_path / (options or "none"), script, steps=1)
+        (region,) = recorded.trace().regions
+        lines = script.splitlines()
+        assert (
+            lines[int(region.site.rpartition(":")[2]) - 1].lstrip().startswith("return checkpoint")
+        )
+        assert region.options == options
+
+
 def test_a_torch_without_the_patched_names_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

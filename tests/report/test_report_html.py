@@ -117,7 +117,7 @@ def test_nothing_is_fetched_and_the_policy_holds(case: Callable[[], Result]) -> 
         (doubled, "around the same block they free no further memory"),
         (full, "paid once. No recompute is redundant."),
         (clean, "No checkpoint needs a change."),
-        (partial, "selective checkpointing trades time for memory. No recompute is redundant."),
+        (partial, "pass; the rest kept its results. No recompute is redundant."),
         (inconclusive, "The trace holds no backward pass."),
     ],
 )

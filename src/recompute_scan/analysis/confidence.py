@@ -226,11 +226,10 @@ def _headline(result: Result) -> str:
         return result.headline
     level = result.evidence_level if result.evidence_level in ("kernels", "graphs") else ""
     free = _free_operators(result) if result.verdict == "partial" and level != "kernels" else 0
+    passes = max((region.backward_passes for region in result.regions), default=1.0)
+    where = each_pass(passes) if passes >= 2 else "the backward pass"
     if result.verdict == "full" and not level and (result.recomputed_share or 1.0) < _HALF:
-        return (
-            "Every checkpoint runs its forward once more in the backward pass: "
-            f"{100 * (result.recomputed_share or 0.0):.0f} % of the forward work."
-        )
+        return f"{_share(result)} once more in {where}: checkpointed once."
     if result.verdict == "partial" and not level and result.by_design and not _in_blocks(result):
         return (
             f"{_functions(result)} again in the gradient of another function, by the model's own "
@@ -242,14 +241,12 @@ def _headline(result: Result) -> str:
             f"The compiler runs {plural(free, 'cheap operator')} again inside its backward "
             f"graphs, for free{rest}."
         )
-    passes = max((region.backward_passes for region in result.regions), default=1.0)
     if result.verdict == "full" and not level and passes >= 2:
-        return f"Every block runs its forward once more in {each_pass(passes)}: checkpointed once."
+        return f"Every block runs its forward once more in {where}: checkpointed once."
     if (sentence := _SENTENCES.get((level, result.verdict))) is not None:
         return sentence.format(highest)
     if result.verdict == "partial":
-        share = 100 * (result.recomputed_share or 0.0)
-        return f"{share:.0f} % of the forward work runs once more in the backward pass."
+        return f"{_share(result)} once more in {where}."
     doubled = [r for r in result.regions if r.recompute_runs_per_backward >= 2]
     which, verb = "every block" if doubled else "some code", "runs its"
     if 0 < len(doubled) < len(result.regions):
@@ -261,6 +258,10 @@ def _headline(result: Result) -> str:
         f"{DOUBLED_LEAD}{which} {verb} forward {highest:g} more times in each backward "
         f"pass{_gain(result)}."
     )
+
+
+def _share(result: Result) -> str:
+    return f"{100 * (result.recomputed_share or 0.0):.0f} % of the forward work runs"
 
 
 def _in_blocks(result: Result) -> bool:

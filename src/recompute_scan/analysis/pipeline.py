@@ -436,8 +436,8 @@ def _analyse_traces(
     return ends.with_crash(whole) if ends.failed else whole
 
 
-def _by_hooks(records: Sequence[RunInfo]) -> list[Piece]:
-    found = [(one, result_by_hooks(one)) for one in records]
+def _by_hooks(records: Sequence[RunInfo], trace: Result | None = None) -> list[Piece]:
+    found = [(one, result_by_hooks(one, trace)) for one in records]
     return [Piece(run_info_name(one.rank), one.rank, told) for one, told in found if told]
 
 
@@ -445,7 +445,8 @@ def _or_by_hooks(piece: Piece, records: Sequence[RunInfo]) -> Piece:
     """The answer; where no step is whole in its trace, what hooks saw in the same rank."""
     if piece.result.verdict != "inconclusive" or any(one.complete for one in piece.result.steps):
         return piece
-    return next((one for one in _by_hooks(records) if one.rank == piece.rank), piece)
+    same = [one for one in records if one.rank == piece.rank]
+    return next(iter(_by_hooks(same, piece.result)), piece)
 
 
 class _Job(Struct, frozen=True):

@@ -37,6 +37,7 @@ from recompute_scan.result import (
     MemorySnapshot,
     Rank,
     Result,
+    Step,
     Verdict,
 )
 from recompute_scan.result.fidelity import SAME, Fidelity, in_words
@@ -198,9 +199,10 @@ _ONLY_COMPARED = (
     "No step was profiled: recomputes were compared with their forward, and not counted."
 )
 _ONLY_COUNTED = (
-    "The run ended before a step was profiled whole. Hooks had counted the runs of checkpointed "
-    "blocks in step {step}. The cost is not known, nor whether other work runs again."
+    "{why} Hooks had counted the runs of checkpointed blocks in step {step}. The cost is not "
+    "known, nor whether other work runs again."
 )
+_TOO_SHORT = "The run ended before a step was profiled whole."
 _SURROUNDED = "Checkpoints around compiled code were read from the stack of its first compilation."
 _UNSURROUNDED = (
     "These logs do not show whether checkpoints are around compiled code, which would run all of "
@@ -254,14 +256,19 @@ def result_without_trace(info: RunInfo) -> Result:
     )
 
 
-def result_by_hooks(info: RunInfo) -> Result | None:
+def result_by_hooks(info: RunInfo, trace: Result | None = None) -> Result | None:
     """The result of a run without a whole step in a trace: by recomputes that were compared with
-    their forward, or counted in an early step; ``None`` where neither was done.
+    their forward, or counted in an early step; ``None`` where neither was done. It has steps where
+    the run has profiled some whole, and its trace, with this result, does not show them whole.
 
     Blocks without a checkpoint are known where they have the same classes, and other work that runs
     again is not seen. So what is not doubled is ``full`` or ``partial``, and never ``none``.
     """
     counted, fidelity = info.counted, info.fidelity or Fidelity()
+    steps: tuple[Step, ...] = ()
+    why = _TOO_SHORT
+    if trace is not None and info.profiled_steps and trace.reason:
+        steps, why = trace.steps, trace.reason
     if info.fidelity is not None and (counted is None or info.trace is None):
         bare = bare_result(_ONLY_COMPARED, f"{SAME} {in_words(fidelity)}")
     elif counted is not None:
@@ -272,6 +279,9 @@ def result_by_hooks(info: RunInfo) -> Result | None:
             verdict = "inconclusive"
         elif most >= 2:
             verdict = "doubled"
+        elif counted.nested:
+            verdict = "inconclusive"
+            said = f"{said} Those passes may have run forward work again, too."
         said = f"{DOUBLED_LEAD}{said}" if verdict == "doubled" else f"{said[0].upper()}{said[1:]}"
         told = verdict != "inconclusive"
         bare = bare_result(
@@ -280,9 +290,12 @@ def result_by_hooks(info: RunInfo) -> Result | None:
             verdict=verdict,
             evidence_level="hooks",
             confidence="medium" if told else "low",
-            warnings=tuple(filter(None, (_ONLY_COUNTED.format(step=counted.step), info.message))),
+            warnings=tuple(
+                filter(None, (_ONLY_COUNTED.format(step=counted.step, why=why), info.message))
+            ),
         )
-        bare = replace(bare, recompute_per_backward=most if told else None)
+        most_known = most if told else None
+        bare = replace(bare, recompute_per_backward=most_known, steps=steps)
     else:
         return None
     seen = Evidence(

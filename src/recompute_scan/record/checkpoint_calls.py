@@ -359,6 +359,7 @@ class Probe:
         self.policies = DecisionWatch(self.sites, self._guard, lambda: annotated.within)
         self._calls = CheckpointCalls(self.comparison, self.sites, self.patches, self._guard)
         self.comparison.functions = self._calls.watched
+        self.comparison.learn = self._learn
         self.untrained = self._calls.untrained
         self.entered = self._calls.entered
         self.functions = self._calls.functions
@@ -412,10 +413,16 @@ class Probe:
         """Recording is about to start: learn the modules there are now, and what is on."""
         if self._left_out:
             return
+        self._learn()
         with self._guard.part("Modules could not be named"):
-            self._calls.watch_own()
             self._index.rebuild()
             self.switched_on = self.switches.still_on()
+
+    def _learn(self) -> None:
+        """Watch the checkpoint functions that the script has made by now."""
+        if not self._left_out:
+            with self._guard.part("Checkpoint functions of the script are not known"):
+                self._calls.watch_own()
 
     def asker(self, call: CheckpointCall) -> Origin:
         """Module, mechanism and site of a checkpoint call, as annotated."""

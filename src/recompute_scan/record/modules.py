@@ -160,7 +160,7 @@ def covered_modules(
     """The modules that a checkpointed function runs, as far as it can be seen from outside.
 
     Looks at the function itself, the object it is bound to, a partial's function and arguments,
-    its closure, and last at the call's own arguments. Wrappers are taken off.
+    its closure and defaults, and last at the call's own arguments. Wrappers are taken off.
 
     Args:
         function: The function.
@@ -217,8 +217,10 @@ def _in_function(function: Any, depth: int, every: bool) -> list[nn.Module]:
 
 
 def _in_closure(function: FunctionType, depth: int, every: bool) -> list[nn.Module]:
-    cells = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+    code, defaults = function.__code__, function.__defaults__ or ()
+    given = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    cells = {**dict(zip(given, defaults, strict=True)), **(function.__kwdefaults__ or {})}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
             cells[name] = cell.cell_contents
         except ValueError:  # not filled in yet

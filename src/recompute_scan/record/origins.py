@@ -59,6 +59,9 @@ from recompute_scan.result.run_record import SwitchedOn
 
 WRAPPER_MODULE = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 COMPOSABLE_MODULE = "torch.distributed._composable.checkpoint_activation"
+# What runs a checkpoint of a compiled graph; it sets the options, except for a policy, itself.
+COMPILER_MODULE = "torch._higher_order_ops.wrap"
+_GRAPH_MODULES = (COMPILER_MODULE, "torch.fx.interpreter")
 
 
 class Switched(Struct, frozen=True):
@@ -341,15 +344,24 @@ class Arguments:
         self._names = {parameter.name for parameter in parameters}
 
     def options(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-        """The options of one call; the checkpointed function is its first argument."""
+        """The options that the script gave one call; the checkpointed function is its first
+        argument.
+        """
+        compiled = getattr(args[0], "__module__", None) in _GRAPH_MODULES
         found = []
-        if not early_stop(self._value("early_stop", args, kwargs)):
+        if not compiled and not early_stop(self._value("early_stop", args, kwargs)):
             found.append(EARLY_STOP_OFF)
         context_fn = self._value("context_fn", args, kwargs)
         home = getattr(context_fn, "__module__", None)
-        # The composable checkpoint passes a function that selects nothing.
-        if context_fn is not None and home not in (torch_checkpoint.__name__, COMPOSABLE_MODULE):
+        if home == COMPILER_MODULE:  # around what the script gave, or around its own
+            context_fn = inspect.getclosurevars(context_fn).nonlocals.get("context_fn")
+            home = getattr(next(iter(getattr(context_fn, "args", ())), None), "__module__", None)
+        # The composable checkpoint and the compiler pass functions that select nothing.
+        selects_nothing = (torch_checkpoint.__name__, COMPOSABLE_MODULE, COMPILER_MODULE)
+        if context_fn is not None and home not in selects_nothing:
             found.append(SELECTIVE)
+        if compiled:
+            return found
         if self._value("determinism_check", args, kwargs) == "none":
             found.append(CHECK_OFF)
         if self._value("preserve_rng_state", args, kwargs) is False:
@@ -391,6 +403,8 @@ _SEQUENTIAL = "torch/utils/checkpoint.py:checkpoint_sequential"
 _RECOMPUTING = ("backward", "recompute_fn")  # the reentrant and the non-reentrant variant
 # torch's own code that asks for checkpoints, and ours that does so for good.
 _ASKING = (WRAPPER_MODULE, COMPOSABLE_MODULE, "recompute_scan.fitting.layer_switch")
+# The other code of the two; code that torch.fx writes has no name.
+_NOT_ASKING = ("torch", "recompute_scan", "")
 
 
 _Lines = MutableMapping[nn.Module, dict[tuple[CodeType, int], str]]
@@ -527,7 +541,7 @@ def _caller(frame: FrameType | None) -> tuple[bool, FrameType | None]:
             if frame.f_code.co_name in _RECOMPUTING:
                 return sequential, None
             sequential |= frame.f_code.co_name == "checkpoint_sequential"
-        elif name in _ASKING or name.partition(".")[0] not in ("torch", "recompute_scan"):
+        elif name in _ASKING or name.partition(".")[0] not in _NOT_ASKING:
             return sequential, frame
         frame = frame.f_back
     return sequential, None

@@ -38,6 +38,7 @@ from recompute_scan.crash import code_of
 from recompute_scan.files import content
 from recompute_scan.record.attribution import CallSites, site_folder
 from recompute_scan.record.isolation import Call, Guard, Patches
+from recompute_scan.record.origins import COMPILER_MODULE
 from recompute_scan.record.region_ranges import Within
 from recompute_scan.record.torch_versions import compiled_something
 from recompute_scan.result.fidelity import (
@@ -370,7 +371,8 @@ class DecisionWatch:
 
     def _made(self, call: Call, mode: Any, policy_fn: Any, *args: Any, **kwargs: Any) -> Any:
         seen = policy_fn
-        if self._on and policy_fn is not None:
+        of_compiler = getattr(policy_fn, "__module__", None) == COMPILER_MODULE
+        if self._on and policy_fn is not None and not of_compiler:
             with self._guard.part(_UNSEEN):
                 region = WatchedCall(self._described(policy_fn))
                 seen = self._asked(policy_fn, region)

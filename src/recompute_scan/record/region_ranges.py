@@ -43,6 +43,8 @@ _open_range: Any = getattr(torch._C._autograd, "_record_function_with_args_enter
 _close_range: Any = getattr(torch._C._autograd, "_record_function_with_args_exit", None)
 _recording: Any = getattr(torch._C._autograd, "_profiler_enabled", None)
 UNNAMED = "Checkpoint calls could not be named"
+# The functions of torch.autograd that start a backward pass.
+_STARTS = ("backward", "grad")
 
 
 # The innermost region that runs in a thread, if any, and whether that is in a recompute.
@@ -153,10 +155,14 @@ class CountedRuns:
     Several backward passes can go through one forward pass, and each asks the outermost checkpoint
     of a run again. Checkpoints inside it, and the passes that a reentrant one starts, belong
     to the pass that asked.
+
+    A backward pass that begins inside another one and follows no counted recompute is code's that
+    may run forward work again too, and is not known.
     """
 
     def __init__(self) -> None:
         self._runs: dict[object, _BlockRuns] = {}
+        self._nested = 0
         self._calls = itertools.count()
         self._modules: dict[int, nn.Module] = {}
         self._thread = threading.local()
@@ -170,7 +176,17 @@ class CountedRuns:
         asked = around.asked if around is not None else (next(self._calls), None)
         if around is not None:
             around.holds = True
-        return CountedRegion(self, block, call.differentiated, ranges, asked)
+        own_pass = call.variant == "reentrant"
+        return CountedRegion(self, block, call.differentiated, ranges, asked, own_pass)
+
+    def differentiate(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        """Around each call that starts a backward pass."""
+        self._nested += in_backward()
+        return call(*args, **kwargs)
+
+    def expect_pass(self) -> None:
+        """A recompute begins, and a backward pass through it follows."""
+        self._nested -= 1
 
     @contextmanager
     def run(self, region: CountedRegion) -> Iterator[None]:
@@ -206,6 +222,7 @@ class CountedRuns:
             tuple((one.forward.total(), one.again.total()) for one in known),
             len(others),
             tuple(one.asked for one in known),
+            max(0, self._nested),
         )
 
 
@@ -246,7 +263,8 @@ class _BlockRuns(Struct, eq=False):
 class CountedRegion(Struct, frozen=True):
     """One checkpointed call, with its runs counted.
 
-    ``asked`` names the outermost checkpoint and its pass, as in :class:`_Run`.
+    ``asked`` names the outermost checkpoint and its pass, as in :class:`_Run`; ``own_pass`` says
+    whether a backward pass begins after each recompute.
     """
 
     counts: CountedRuns
@@ -254,6 +272,7 @@ class CountedRegion(Struct, frozen=True):
     followed: bool
     ranges: AnnotatedRegion | None
     asked: tuple[int, int | None]
+    own_pass: bool
 
     @contextmanager
     def forward(self, given: Sequence[object] = ()) -> Iterator[None]:
@@ -264,6 +283,8 @@ class CountedRegion(Struct, frozen=True):
     @contextmanager
     def recompute(self, given: Sequence[object] = ()) -> Iterator[None]:
         """Around each run in a backward pass."""
+        if self.own_pass:
+            self.counts.expect_pass()
         with self.ranges.recompute() if self.ranges else nullcontext(), self.counts.run(self):
             yield
 
@@ -285,7 +306,7 @@ class FirstWord:
     def __init__(self, step: ComparedRegions, plan: Plan, say: Callable[[str], None]) -> None:
         self._step, self._plan, self._say = step, plan, say
         self.over = False
-        step.count()
+        step.count(passes=False)  # the script may import torch's functions in this step
 
     def wait(self) -> None:
         """A step has ended that is like none to come: count the next one."""
@@ -308,6 +329,7 @@ class ComparedRegions:
 
     Attributes:
         functions: Autograd functions of reentrant checkpoints.
+        learn: Finds the ones that the script has made by now.
     """
 
     def __init__(self, annotated: AnnotatedRegions, index: ModuleIndex, guard: Guard) -> None:
@@ -316,16 +338,26 @@ class ComparedRegions:
         self._guard = guard
         self._comparing: Comparing | None = None
         self._counting: CountedRuns | None = None
-        self._patches = Patches()
+        self._patches, self._passes = Patches(), Patches()
         self._modules: dict[int, _ModuleRuns] = {}
         self.functions: list[Any] = []
+        self.learn: Callable[[], None] = lambda: None
+        self._learned = True
 
-    def count(self) -> None:
-        self._counting = CountedRuns()
+    def count(self, *, passes: bool = True) -> None:
+        """Count the runs in the step that begins, and, with ``passes``, others that start passes."""
+        self._counting = counting = CountedRuns()
+        self._passes.undo()
+        self._learned = passes
+        if passes:
+            self.learn()
+            for name in _STARTS:
+                self._passes.wrap(self._guard, torch.autograd, name, counting.differentiate)
 
     def counted(self, step: int) -> Counted | None:
         """It has ended, as this one of all: its runs."""
         counting, self._counting = self._counting, None
+        self._passes.undo()
         return counting.in_step(step) if counting is not None else None
 
     def compare(self) -> None:
@@ -369,7 +401,7 @@ class ComparedRegions:
                 comparing.differentiated(to_all=to_all)
             return result
 
-        for name in ("backward", "grad"):
+        for name in _STARTS:
             self._patches.wrap(self._guard, torch.autograd, name, partial(differentiate, name))
 
     def compared(self) -> Fidelity:
@@ -379,6 +411,7 @@ class ComparedRegions:
             return comparing.outcome() if comparing is not None else Fidelity()
         finally:
             self._patches.undo()
+            self._passes.undo()
             self._modules.clear()
 
     @property
@@ -398,6 +431,9 @@ class ComparedRegions:
             return self._compared(self._comparing, call)
         if self._counting is None:
             return self._annotated.region(call)
+        if not self._learned:
+            self._learned = True
+            self.learn()
         ranges = self._annotated.region(call) if self._annotated.wanted else None
         return self._counting.region(call, ranges)
 

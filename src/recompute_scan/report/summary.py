@@ -490,7 +490,7 @@ def _why(result: Result, purpose: Purpose) -> str:
 
 def _was_too_short(result: Result) -> bool:
     """Whether hooks alone have counted: no step was left to profile."""
-    return result.evidence_level == "hooks"
+    return result.evidence_level == "hooks" and not result.steps
 
 
 def _own_command(result: Result, purpose: Purpose) -> str | None:

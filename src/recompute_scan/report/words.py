@@ -39,7 +39,7 @@ SAME_LANES = "The same operators run in every lane."
 VERDICT_WORDS: dict[Verdict, str] = {
     "none": "none (nothing recomputed)",
     "partial": "partial (some recomputed, once)",
-    "full": "full (each checkpoint recomputed once)",
+    "full": "full (recomputed once)",
     "doubled": "doubled (recomputed more than once)",
     "inconclusive": "inconclusive",
 }
@@ -161,7 +161,7 @@ MEANING = (
         lambda r: r.verdict == "doubled" and not _around_one_block(r),
     ),
     Said(
-        "All checkpointed work ran again exactly once in the backward pass. That is the price "
+        "The work that ran again did so exactly once in the backward pass. That is the price "
         "of ordinary activation checkpointing, paid once.",
         lambda r: r.verdict == "full" and _in_blocks(r) and not _several_passes(r),
     ),
@@ -171,8 +171,8 @@ MEANING = (
         lambda r: r.verdict == "full" and _in_blocks(r) and _several_passes(r),
     ),
     Said(
-        "Some blocks, or some of their operators, ran again once in the backward pass. That is how "
-        "selective checkpointing trades time for memory.",
+        "Some blocks, or some of their operators, ran again once in each backward pass; the rest "
+        "kept its results.",
         lambda r: _partly(r) and not _idle_steps(r),
     ),
     Said(
@@ -314,7 +314,7 @@ EVIDENCE_WORDS: dict[EvidenceLevel, str] = {
     "autograd": "operators and autograd nodes in the trace were matched, without annotations",
     "kernels": "kernels were counted by their names; this trace's operators do not show the model",
     "graphs": "compiled code was counted from the compiler's own graphs alone",
-    "hooks": "runs of checkpointed blocks were counted by hooks in one step, without a trace",
+    "hooks": "runs of checkpointed blocks were counted by hooks in one step, and not in a trace",
 }
 PART_WORDS = {
     "forward": "Forward pass",

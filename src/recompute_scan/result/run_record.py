@@ -169,12 +169,15 @@ class Counted(Struct, frozen=True):
         others: Modules of the same classes without a checkpoint in or around them.
         asked: For each block, its runs in the forward pass, each counted once for every backward
             pass through it; empty if there was one each.
+        nested: Backward passes inside another one that no known checkpoint started: what they go
+            through may be forward work that ran again.
     """
 
     step: int
     runs: tuple[tuple[int, int], ...]
     others: int = 0
     asked: tuple[int, ...] = ()
+    nested: int = 0
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -193,22 +196,28 @@ class Counted(Struct, frozen=True):
     @property
     def described(self) -> str:
         """The count, in words that begin small and end without a stop."""
-        ratios = self.ratios
+        ratios, by = self.ratios, self._by
         if not ratios:
-            return "no checkpoint was seen (counted by hooks)"
+            return f"no checkpoint was seen {by}"
         most = max(ratios)
         many = sum(ratio == most for ratio in ratios)
         which = f"{many} of {len(ratios)} checkpointed blocks"
         if many == len(ratios):
             which = f"all {many} checkpointed blocks" if many > 1 else "the checkpointed block"
         if not most:
-            return "no checkpointed block ran again (counted by hooks)"
+            return f"no checkpointed block ran again {by}"
         which += " runs" if many == 1 else " run"
         if most != int(most):  # a forward pass had no backward pass, as a pipeline's first
             forward, again = [run for run in self.runs if run[0]][ratios.index(most)]
-            return f"{which} {forward} times, {again} again in backward (counted by hooks)"
+            return f"{which} {forward} times, {again} again in backward {by}"
         times = {1.0: "once", 2.0: "twice"}.get(most, f"{most:g} times")
-        return f"{which} again {times} in {each_pass(self.passes)} (counted by hooks)"
+        return f"{which} again {times} in {each_pass(self.passes)} {by}"
+
+    @property
+    def _by(self) -> str:
+        """The words on how it was counted, and on passes that were not."""
+        other = f"; nested backward passes of other code: {self.nested}" if self.nested else ""
+        return f"(counted by hooks{other})"
 
 
 def step_has_fix(number: int) -> bool:
