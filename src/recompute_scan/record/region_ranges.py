@@ -345,7 +345,7 @@ class ComparedRegions:
         self._learned = True
 
     def count(self, *, passes: bool = True) -> None:
-        """Count the runs in the step that begins, and, with ``passes``, others that start passes."""
+        """Count the runs in the step that begins; with ``passes`` other starts of passes, too."""
         self._counting = counting = CountedRuns()
         self._passes.undo()
         self._learned = passes
