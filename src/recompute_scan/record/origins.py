@@ -59,7 +59,7 @@ from recompute_scan.result.run_record import SwitchedOn
 
 WRAPPER_MODULE = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 COMPOSABLE_MODULE = "torch.distributed._composable.checkpoint_activation"
-# The module that runs a checkpoint of a compiled graph; it sets the options, except for a policy, itself.
+# The module that runs a checkpoint of a compiled graph. All options but a policy are its choice.
 COMPILER_MODULE = "torch._higher_order_ops.wrap"
 _GRAPH_MODULES = (COMPILER_MODULE, "torch.fx.interpreter")
 
