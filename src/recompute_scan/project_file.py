@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -92,14 +92,23 @@ class CheckTable(Struct, frozen=True, rename="kebab", forbid_unknown_fields=True
     baseline: str | None = None
 
 
-def lint_settings(start: Path) -> LintSettings:
+def lint_settings(start: Path, codes: Collection[str] = ()) -> LintSettings:
     """Those of the project around a folder; the defaults where it says nothing.
+
+    Args:
+        start: The folder.
+        codes: All codes that there are: each of ``select`` begins one. Empty for no such check.
 
     Raises:
         UsageError: A key is unknown, or its value is none that it takes (``E240``).
     """
     file, table = _table(start, "lint")
-    return LintSettings(**asdict(_known(file, "lint", table, LintTable)), root=file.parent)
+    found = _known(file, "lint", table, LintTable)
+    for one in found.select if codes else ():
+        if not any(code.startswith(one) for code in codes):
+            there = f"lint has {min(codes)} to {max(codes)}"
+            raise _wrong(file, "lint", "select", why=f"no code begins with {one}", hint=there)
+    return LintSettings(**asdict(found), root=file.parent)
 
 
 def check_settings(start: Path) -> tuple[CheckTable, Path]:

@@ -123,6 +123,7 @@ def test_settings_of_a_project(table: str, status: int, found: int, inside: Path
         "[tool.recompute-scan.lint]\nselect = [1.5]\n",
         '[tool.recompute-scan.lint]\nfail-on = "often"\n',
         '[tool.recompute-scan]\nlint = "x"\n',
+        '[tool.recompute-scan.lint]\nselect = ["RS60", "RS666"]\n',
         "recompute-scan = [\n",
     ],
 )

@@ -148,10 +148,11 @@ def lint(
     from recompute_scan.lint import lint as read_all
     from recompute_scan.lint.library_calls import installed_version
     from recompute_scan.lint.output import RENDERINGS, closing, diff, listed
+    from recompute_scan.lint.rules import RULES
     from recompute_scan.project_file import lint_settings
 
     refuse_existing(output, force=force)
-    report = read_all(paths, lint_settings(Path.cwd()), installed_version())
+    report = read_all(paths, lint_settings(Path.cwd(), RULES), installed_version())
     if not report.read and not report.unread:
         from recompute_scan.lint.engine import nothing_to_read
 

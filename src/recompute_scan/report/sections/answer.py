@@ -250,15 +250,16 @@ def answer_text(page: Page, result: Result) -> list[list[str]]:
 def _sites_in_short(page: Page, result: Result) -> list[str]:
     """The call sites of the blocks that run again most often, each in a line."""
     stacks = checkpoint_stacks(result.regions)
-    for checkpoint in stacks[0].checkpoints[:_MOST_SITES] if stacks else ():
+    first = stacks[0].checkpoints[:_MOST_SITES] if stacks else ()
+    for checkpoint in first:
         shown = visible(checkpoint.call_site or "place not known", page.width - 2)
         at = f"  {page.style(shown, fg='cyan')}"
         beside = f"{words.variant_words(checkpoint)}: {words.mechanism_words(checkpoint)}"
         left = page.width - columns(shown) - 4
         page.written.append(f"{at}  {fitted(beside, left)}" if left > _LEAST_BESIDE else at)
-    more = sum(len(stack.checkpoints) for stack in stacks) - len(page.written)
-    if more:
-        page.prose(_MORE.format(plural(more, "call site")))
+    every = {one.call_site for stack in stacks for one in stack.checkpoints}
+    if more := every - {one.call_site for one in first}:
+        page.prose(_MORE.format(plural(len(more), "call site")))
     elif not stacks:
         page.prose(words.first_true(result, words.NO_CALL_SITES[:1]))
     return page.taken()
