@@ -210,7 +210,7 @@ def _counted(
 
 
 def _by_design(facts: RecomputeFacts, scale: float) -> tuple[ByDesign, ...]:
-    steps = max(1, len(facts.steps))
+    steps = max(1, facts.complete_count)
     return tuple(
         ByDesign(
             function=each.function,
