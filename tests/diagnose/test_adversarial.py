@@ -267,8 +267,8 @@ TRAPS = (
     trap("numbers of process groups that are not named", "RS209-unclear")(
         watchdog(0, 90, "ALLREDUCE") + watchdog(1, 64, "ALLREDUCE")
     ),
-    trap("rows that doubled", "RS101-unknown")(changed(("1, 5120", "2, 5120"))),
-    trap("one row more, without experts", "RS101-unknown")(changed(("4, 8", "5, 8"))),
+    trap("rows that doubled", "RS101-rows")(changed(("1, 5120", "2, 5120"))),
+    trap("one row more, without experts", "RS101-rows")(changed(("4, 8", "5, 8"))),
     trap("rows that leave one expert for another", "RS101-expert-routing")(
         changed(("965, 5120", "964, 5120"), ("871, 5120", "872, 5120"))
     ),
@@ -281,7 +281,7 @@ TRAPS = (
     trap("feature maps of which only the height doubled", "RS101-unknown")(
         changed(("1, 64, 128, 128", "1, 64, 256, 128"), ("1, 128, 64, 64", "1, 128, 128, 64"))
     ),
-    trap("sequences packed into one table, and some tokens more", "RS101-unknown")(
+    trap("sequences packed into one table, and some tokens more", "RS101-rows")(
         changed(("3912, 4096", "4004, 4096"), ("3912, 11008", "4004, 11008"))
     ),
     trap("an inference engine that loads its weights", "RS120-loading", "RS120-device")(
@@ -296,6 +296,13 @@ TRAPS = (
         + raised("KeyError: Caught KeyError in DataLoader worker process 0.", ("d.py", "next"))
         + "Original "
         + raised("KeyError: 'id'", ("d.py", "__getitem__"))
+    ),
+    trap("a container's memory, in an engine's method that runs no model", "RS120-device")(
+        raised(OOM, ("sglang/srt/managers/moves.py", "_execute"), ("sglang/moves.py", "exchange"))
+    ),
+    trap("a table that is printed with bars")("loss | 0.5\nRuntimeError | 0 times\nmiou | 0.7\n"),
+    trap("memory in a backward() that runs no module", "RS120-training")(
+        raised(OOM, *LAST, APPLY, ("kernels.py", "backward"))
     ),
     trap("keys and a hidden state that doubled")(changed(KEYS, ("1, 171, 4096", "1, 342, 4096"))),
     trap("a batch that was halved")(changed(("2, 8, 128, 64", "1, 8, 128, 64"))),
@@ -396,7 +403,7 @@ TRAPS = (
     trap("host memory, by Ray's word", "RS212-sigkill")(
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\n"
     ),
-    trap("a traceback inside a line of JSON")(
+    trap("a traceback inside a line of JSON", "RS120-device")(
         '{"log":"Traceback (most recent call last):\\n  File \\"a.py\\", line 1\\nRuntimeError: '
         'CUDA out of memory","stream":"stderr"}\n'
     ),
@@ -523,6 +530,43 @@ def test_a_traceback_in_the_launchers_summary_is_found() -> None:
     first = present(diagnose_log(read_log(lines_of(io.BytesIO(trap.text.encode())))).first)
     (error,) = first.errors
     assert (error.summary, [one.function for one in error.frames]) == ("KeyError: 'bleu'", ["main"])
+
+
+@pytest.mark.parametrize("ending", ["", "KeyError: 'auroc'\n"])
+def test_a_stack_of_a_rank_that_does_not_wait_is_evidence(ending: str) -> None:
+    stack = HEAD + frame("train.py", "main") + frame("metrics.py", "compute") + ending
+    text = stack + "[rank1]: waits\n" + watchdog(1, 7, "ALLREDUCE")
+    found = diagnose_log(read_log(lines_of(io.BytesIO(text.encode()))))
+    if ending:
+        assert (present(found.first).errors[-1].name, found.cause) == ("KeyError", None)
+        return
+    cause = present(found.cause)
+    assert cause.signature.cause_name == "slow"
+    assert cause.evidence[1] == "line 2: a stack without an exception's name, at metrics.py:12"
+
+
+@pytest.mark.parametrize(
+    ("rank", "call", "answer"),
+    [
+        (0, "all_gather", ("different-places", "low")),
+        (0, "all_reduce", ("slow", "medium")),
+        (0, "barrier", ("slow", "medium")),
+        # Its own line of the watchdog counts: the script may be further on than its kernels.
+        (1, "all_gather", ("slow", "medium")),
+    ],
+)
+def test_a_rank_that_the_watchdog_does_not_name_shows_where_it_was(
+    rank: int, call: str, answer: tuple[str, str]
+) -> None:
+    inner = (f"{LIB}/torch/distributed/distributed_c10d.py", call)
+    closed = raised(
+        "RuntimeError: Connection closed by peer [10.0.0.7]:57000", ("a.py", "f"), inner
+    )
+    text = watchdog(1, 7, "ALLREDUCE") + watchdog(2, 7, "ALLREDUCE")
+    text += prefixed(closed, f"[rank{rank}]: ")
+    cause = present(diagnose_log(read_log(lines_of(io.BytesIO(text.encode())))).cause)
+    assert (cause.signature.cause_name, cause.confidence) == answer
+    assert cause.evidence[-1] == f"line 4, rank {rank}: raised at a.py:12"
 
 
 @pytest.mark.parametrize(

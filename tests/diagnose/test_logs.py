@@ -237,6 +237,13 @@ def test_what_a_process_raised_outranks_how_it_ended() -> None:
     assert present(found.cause).signature.code == "RS117"
 
 
+@pytest.mark.parametrize("name", ["RS101-unknown", "RS102-impure-block", "RS121-unsaved"])
+def test_a_cause_that_only_lists_possibilities_is_never_sure(name: str) -> None:
+    (path,) = (one for one in KNOWN if one.stem == name)
+    cause = present(diagnosed(path).cause)
+    assert (expected(path), cause.confidence) == (name, "medium")
+
+
 def test_a_message_without_a_traceback_is_recognised_with_less_confidence() -> None:
     found = diagnose_log(read("RuntimeError: 'weight' must be 2-D\n"))
     assert found.cause is not None

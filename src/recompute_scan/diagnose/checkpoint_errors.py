@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from recompute_scan.crash import Frame, Raised
-from recompute_scan.diagnose.tracebacks import doing, evaluates
+from recompute_scan.diagnose.tracebacks import APPLIED, doing, evaluates
 from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT, RANDOM_STATE, REENTRANT
 from recompute_scan.frameworks.detect import Signature, innermost, some
@@ -23,7 +23,6 @@ _NON_REENTRANT = "Use the non-reentrant variant: use_reentrant=False"
 
 _OWN_BACKWARD = re.compile(registry.either("backward"))
 _ENGINE = re.compile(r"torch/autograd/(?:__init__|graph)\.py:")
-_APPLIED = re.compile(r"torch/autograd/function\.py:apply$")
 # Where a checkpoint function is called or takes its arguments, torch's and libraries' own.
 _CALLED = re.compile(
     r"checkpoint\w{0,80}\.py:(?:checkpoint\w{0,80}|apply)$|tensor_parallel/random\.py:checkpoint$"
@@ -50,7 +49,7 @@ def _walks_out(frames: Sequence[Frame]) -> int | None:
     The recompute has a new graph: a graph that was freed is outside.
     """
     for index in range(len(frames) - 2, 0, -1):
-        if _OWN_BACKWARD.search(frames[index].site) and _APPLIED.search(frames[index - 1].site):
+        if _OWN_BACKWARD.search(frames[index].site) and APPLIED.search(frames[index - 1].site):
             return index if _ENGINE.search(frames[index + 1].site) else None
     return None
 
@@ -153,6 +152,22 @@ SIGNATURES = (
     WARNED,
     Signature(
         code="RS105",
+        cause_name="no-variant",
+        error="ValueError|TypeError",
+        message=re.compile(
+            r"^Unexpected keyword arguments: (?:\w{1,80},)*use_reentrant\b"
+            r"|checkpoint\w{0,80}\(\) got an unexpected keyword argument 'use_reentrant'"
+        ),
+        title="This checkpoint function does not know use_reentrant",
+        cause="""torch's checkpoint() takes use_reentrant from 1.11 on, and checkpoint_sequential()
+            from 2.1 on. Other libraries' functions have their own arguments.""",
+        fix="""If the function is torch's, upgrade torch. If it is a library's own, call torch's
+            function instead.""",
+        versions="torch before 1.11, and checkpoint_sequential() before 2.1.",
+        sources=("MCG-NJU/MeMOTR/issues/15", f"{_TORCH}62654"),
+    ),
+    Signature(
+        code="RS105",
         cause_name="keyword-arguments",
         error="ValueError",
         message=re.compile(
@@ -162,8 +177,7 @@ SIGNATURES = (
         frameless=True,
         title="A reentrant checkpoint was given keyword arguments, which it does not take",
         cause="The reentrant variant passes only positional arguments on.",
-        fix="""Use the non-reentrant variant: use_reentrant=False. Positional arguments also work.
-            If the message names use_reentrant itself, upgrade to torch 2.1.""",
+        fix="Use the non-reentrant variant: use_reentrant=False. Positional arguments also work.",
         gradients=NON_REENTRANT,
         versions="All versions of torch, reentrant checkpoints.",
         sources=("huggingface/diffusers/issues/5557", CHECKPOINT_DOCS),

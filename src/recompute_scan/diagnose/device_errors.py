@@ -110,15 +110,32 @@ _READY_TWICE = Signature(
     message=re.compile(r"Expected to mark a variable ready only once"),
     where=some(registry.either("backward")),
     title="DDP saw the gradient of one parameter twice in one backward pass",
-    cause="""A reentrant checkpoint runs its own backward pass. With
-        find_unused_parameters=True, DDP has already marked the block's parameters ready. Or one
-        module runs more than once per forward pass. The message does not say which.""",
-    fix="""Use the non-reentrant variant (use_reentrant=False), which helps in both cases. In
-        the first, find_unused_parameters=False helps too, if every parameter is used.""",
+    cause="""A reentrant checkpoint runs its own backward pass. The parameter was ready before: by
+        find_unused_parameters=True, by a module that runs twice per step, or by a loss that uses
+        the parameter outside the checkpoint. The message does not say which.""",
+    fix="""If torch's function checkpoints, use the non-reentrant variant: use_reentrant=False
+        (torch 1.11 and later). A library's own function, such as fairscale's, has no such argument:
+        use torch's, or switch these checkpoints off. If find_unused_parameters is the reason and
+        every parameter is used, set it to False.""",
     gradients=NON_REENTRANT,
     versions="All versions of torch; reentrant checkpoints.",
     sources=("huggingface/accelerate/issues/389", "huggingface/transformers/issues/23018"),
     checked="reproduced",
+)
+
+_STATIC = Signature(
+    code="RS112",
+    cause_name="static-graph",
+    error="RuntimeError",
+    message=re.compile(r"Your training graph has changed in this iteration"),
+    title="A step under DDP's static_graph differs from the first step",
+    cause="""static_graph=True counts on the same parameters, as often, in every step. A step took
+        another branch, or a forward pass had no backward pass.""",
+    fix="""Set static_graph=False. If some steps leave parameters out, set
+        find_unused_parameters=True with non-reentrant checkpoints (RS111).""",
+    gradients=NON_REENTRANT,
+    versions="torch 1.9 and later, with static_graph=True or _set_static_graph().",
+    sources=(f"{_TORCH}58111",),
 )
 
 SIGNATURES = (
@@ -273,6 +290,20 @@ SIGNATURES = (
         versions="All versions of torch.",
         sources=(f"{_TORCH}43259",),
         checked="reproduced",
+    ),
+    _STATIC,
+    replace(
+        _STATIC,
+        cause_name="several-backwards",
+        message=re.compile(r"^expect_autograd_hooks_ INTERNAL ASSERT FAILED"),
+        unsure=True,
+        title="DDP got gradients when it expected none",
+        cause="""Reported with static_graph=True, where the first step had several backward passes:
+            two losses, or no_sync().""",
+        fix="""If static_graph is on, set static_graph=False, or add the losses up and call backward
+            once. If it is on for reentrant checkpoints, use the non-reentrant variant
+            (use_reentrant=False).""",
+        sources=(f"{_TORCH}106953", f"{_TORCH}143580"),
     ),
     Signature(
         code="RS113",

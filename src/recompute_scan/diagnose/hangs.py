@@ -86,10 +86,10 @@ TIMED_OUT = Signature(
     code="RS209",
     cause_name="slow",
     title="A collective did not finish within the process group's timeout",
-    cause="""The ranks in the log wait in the same collective. A missing rank died, was slow or took
-        another path, or the collective itself is stuck.""",
-    fix="""Find the missing rank and the first error of any rank. If it was only slow (loading,
-        saving, compiling), pass a longer timeout to init_process_group.""",
+    cause="""The watchdog's lines name one collective. A rank that is not in them died, was slow or
+        took another path, or the collective itself is stuck.""",
+    fix="""Find the missing rank and the first error or stack of any rank. If it was only slow
+        (loading, saving, compiling), pass a longer timeout to init_process_group.""",
     sources=(_DISTRIBUTED,),
 )
 NAMED = replace(
@@ -374,6 +374,18 @@ def collective(stack: Sequence[Frame]) -> str | None:
     """The outermost call of torch.distributed that the stack is in; ``None`` where in none."""
     calls = (match["name"] for frame in stack if (match := _CALL.search(frame.site)))
     return next((name for name in calls if name not in _WRAPPERS), None)
+
+
+def is_other(stack: Sequence[Frame], timeouts: Sequence[Timeout]) -> bool:
+    """Is the stack in a collective that no timeout names? NCCL builds barriers of all-reduces."""
+    call = collective(stack)
+    kinds = {_kind(one.operation) for one in timeouts}
+    return call is not None and "barrier" not in call and _kind(call) not in kinds
+
+
+def _kind(name: str) -> str:
+    """The collective alone: the same for ``all_gather_object`` and ``_ALLGATHER_BASE``."""
+    return name.replace("_", "").upper()[:8]
 
 
 def _by_itself(stack: Sequence[Frame]) -> bool:

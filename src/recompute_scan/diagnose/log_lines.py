@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
+import msgspec
 from msgspec import Struct
 
 from recompute_scan.frameworks.registry import commands
@@ -20,12 +21,15 @@ _OTHERS = re.compile(
     r"> ?|[`*]+(?=\[)"  # a quotation
     r"|\[\d+\] (?=\[rank)"  # a count of lines
     r"|\d{1,3}(?:\.\d{1,3}){3}: "  # pdsh, with the host's address
-    r"|[\w.]+-\d+ +\| "  # docker compose
+    # docker compose, with the container's name; a logger's level looks alike
+    r"|(?!(?:DEBUG|INFO|SUCCESS|WARNING|ERROR|CRITICAL|FATAL)\b)\w[\w.\-]{0,80} +\| "
     r"| +\| "  # a group of exceptions
     r"|E {3,}(?=\S)"  # pytest
     r"|(?:ERROR|WARNING|INFO|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./\-]+:\d+\] ?"  # vLLM
 )
 _MOST_PREFIXES = 6
+# Where a line of JSON has what a program printed: loggers', Docker's, Kaggle's.
+_JSON_TEXT = ("exception", "exc_info", "log", "data", "message")
 _DIGITS = re.compile(r"\d")
 _BOX = "│".encode()
 
@@ -70,6 +74,19 @@ def is_telling(line: bytes) -> bool:
     Looking for each word in turn is many times faster than one regular expression for all.
     """
     return any(word in line for word in _TELLING)
+
+
+def printed(text: str) -> list[str]:
+    """The lines that a program printed into this line of JSON; the line itself where it is none."""
+    body = text.strip().strip("[],")
+    if not body.startswith('{"') or not body.endswith("}"):
+        return [text]
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, object])
+    except msgspec.DecodeError:
+        return [text]
+    inner = next((one for key in _JSON_TEXT if isinstance(one := fields.get(key), str)), text)
+    return inner.rstrip("\r\n").split("\n")
 
 
 def owner(text: str) -> tuple[str, int | None, bool, str]:

@@ -23,6 +23,7 @@ from recompute_scan.diagnose.log_lines import (
     is_telling,
     is_warning,
     owner,
+    printed,
 )
 from recompute_scan.diagnose.tracebacks import Failure, LogStream, doing, phase, user_place
 from recompute_scan.frameworks import registry
@@ -77,6 +78,7 @@ class Log(Struct, frozen=True):
         lines: Other lines that matter, such as warnings.
         timeouts: Collectives that NCCL's watchdog gave up.
         dumped: What torch's own comparison of the ranks says.
+        unnamed: Stacks that end without the name of an exception.
         first_rank: The rank that torchrun saw fail first.
         ended: The process that a launcher saw end first, where a signal ended it.
         read: Number of lines.
@@ -86,6 +88,7 @@ class Log(Struct, frozen=True):
     lines: tuple[LogLine, ...] = ()
     timeouts: tuple[hangs.Timeout, ...] = ()
     dumped: tuple[hangs.Dumped, ...] = ()
+    unnamed: tuple[LogLine, ...] = ()
     first_rank: int | None = None
     ended: Ended | None = None
     read: int = 0
@@ -137,7 +140,10 @@ class _LogReader:
     def _read(self, number: int, raw: bytes) -> None:
         if not self._listens and not is_telling(raw):
             return
-        text = raw.decode("utf-8", errors="replace").rstrip("\r\n")
+        for text in printed(raw.decode("utf-8", errors="replace").rstrip("\r\n")):
+            self._take(number, text)
+
+    def _take(self, number: int, text: str) -> None:
         if "\x1b" in text:
             text = _COLOUR.sub("", text)
         key, rank, stamped, bare = owner(text)
@@ -169,6 +175,7 @@ class _LogReader:
             lines=tuple(self._lines.values()),
             timeouts=self._collectives.timeouts,
             dumped=tuple(self._collectives.dumped),
+            unnamed=tuple(one for stream in self._streams.values() for one in stream.unnamed),
             first_rank=self._launcher.first_rank,
             ended=self._launcher.ended,
             read=self._number,
@@ -252,12 +259,27 @@ def _last(failures: Sequence[Failure]) -> list[Failure]:
     """
     kept: dict[str, list[Failure]] = {}
     for failure in failures:
+        if any(_repeats(failure, other) for other in failures):
+            continue
         before = kept.setdefault(failure.process, [])
         consequence = is_consequence(failure.errors)
         if before and not consequence and failure.began() - before[-1].line > _OUTLIVED:
             before.clear()
         before.append(failure)
     return [failure for some in kept.values() for failure in some]
+
+
+def _repeats(failure: Failure, other: Failure) -> bool:
+    """Is it the other failure, named without its traceback, as in a title or a logger's line?"""
+    raised, whole = failure.errors[-1], other.errors[-1]
+    text = raised.message.partition("\n")[0].rstrip(" .…")
+    return (
+        bool(whole.frames)
+        and not any(one.frames for one in failure.errors)
+        and failure.process in ("", other.process)
+        and raised.name == whole.name
+        and (whole.message.startswith(text) if text else not whole.message)
+    )
 
 
 def _of_consequences(log: Log, failures: Sequence[Failure]) -> Diagnosis | None:
@@ -298,6 +320,19 @@ def _of_timeouts(log: Log, failures: Sequence[Failure]) -> Diagnosis:
                 others = [one for one in failures if one.rank not in (failure.rank, None)]
                 if all(_SAVES(e.frames) is None for one in others for e in one.errors):
                     return Diagnosis(hangs.SAVE_HANG, "medium", lines, failure.rank)
+    places = [
+        LogLine(one.began(), f"raised at {place}", one.rank)
+        for one in failures
+        if (place := user_place(one.errors[-1].frames)) is not None
+    ]
+    evidence += tuple(
+        f"line {one.number}{'' if one.rank is None else f', rank {one.rank}'}: {one.text}"
+        for one in (*places, *log.unnamed)[:_MOST_SHOWN]
+    )
+    # A rank that no line of the watchdog names may wait in a collective of another backend.
+    silent = [one for one in failures if one.rank not in (None, *ranks)]
+    if any(hangs.is_other(e.frames, log.timeouts) for one in silent for e in one.errors):
+        return Diagnosis(hangs.DIVERGED, "low", evidence)
     return Diagnosis(signature, "medium", evidence)
 
 
@@ -358,7 +393,8 @@ def _confidence(signature: Signature, raised: Raised, models: Sequence[ModelStat
         return "low"
     if not raised.frames:
         return "medium"
-    return "high" if signature.checked == "reproduced" else "medium"
+    sure = signature.checked == "reproduced" and not signature.several
+    return "high" if sure else "medium"
 
 
 def _evidence(

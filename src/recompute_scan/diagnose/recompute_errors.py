@@ -148,18 +148,24 @@ def _rows_moved(raised: Raised) -> bool:
     the stack must show a mixture of experts, as any block may take another row.
     """
     found = mismatches(raised.message)
+    if not _rows_differ(raised):
+        return False
     both = len({one.recomputed[:1] > one.saved[:1] for one in found}) > 1
     share = _FEW_ROWS if both else _FEW_ROWS_AWAY
     shown = both or any(_EXPERTS.search(f"{one.site} {one.source or ''}") for one in raised.frames)
-    return (
-        shown
-        and bool(found)
-        and all(
-            0 < len(one.saved) == len(one.recomputed) <= _TABLE_DIMENSIONS
-            and one.changed() == [0]
-            and abs(one.saved[0] - one.recomputed[0]) <= max(1, share * one.saved[0])
-            for one in found
-        )
+    return shown and all(
+        abs(one.saved[0] - one.recomputed[0]) <= max(1, share * one.saved[0]) for one in found
+    )
+
+
+def _rows_differ(raised: Raised) -> bool:
+    """Only the number of rows differs, of tables and of lists, and by no large share."""
+    found = mismatches(raised.message)
+    return bool(found) and all(
+        0 < len(one.saved) == len(one.recomputed) <= _TABLE_DIMENSIONS
+        and one.changed() == [0]
+        and abs(one.saved[0] - one.recomputed[0]) <= max(1, _FEW_ROWS * one.saved[0])
+        for one in found
     )
 
 
@@ -272,6 +278,22 @@ _OTHER_MISMATCHES = (
     ),
 )
 
+_ROWS = replace(
+    _READ,
+    cause_name="rows",
+    fits=_rows_differ,
+    unsure=True,
+    title="The recompute had more or fewer rows than the original",
+    cause="""If the block is a mixture of experts, the recompute's router or dispatch handed out
+        tokens anew. HybridEP's dispatch does so even where the router's choice is kept. Without
+        experts, something else chose other rows.""",
+    fix="""With experts, leave the router out of the checkpoint or keep its choice (NeMo:
+        ignore_router_for_ac=True). If rows still differ, leave the dispatch out too. Without
+        experts, run once under torch.utils.checkpoint.set_checkpoint_debug_enabled(True).""",
+    versions="Not tied to a version; HybridEP: reported in August 2026.",
+    sources=("NVIDIA-NeMo/Automodel/pull/3743", "NVIDIA-NeMo/Automodel/pull/2635"),
+)
+
 _LEFT_META = re.compile(
     rf"{MISMATCH.pattern}|^Tensor on device \S+ is not on the expected device meta"
     r"|^Cannot copy out of meta tensor"
@@ -327,17 +349,20 @@ _SHOWN = (
 _COUNT = Signature(
     code="RS102",
     cause_name="impure-block",
-    error="CheckpointError",
+    error="CheckpointError|RuntimeError",
+    several=True,
     message=re.compile(
         r"A different number of tensors was saved|trying to save more tensors during recomputation"
     ),
     title="A checkpointed block saved a different number of tensors in its recompute",
-    cause="""The block took another path the second time: a branch on data or a counter, a list
-        argument that it empties, an autograd function's forward() called directly, or another
-        compiled graph.""",
-    fix="""Make the block depend on its inputs alone. A step inside
-        `with torch.utils.checkpoint.set_checkpoint_debug_enabled(True):` lists the operators of
-        both runs.""",
+    cause="""The block took another path the second time. Known reasons: something in force during
+        the forward alone (hooks, a patched function, swapped parameters, a context manager,
+        thread-local state), a branch on data or a counter, a list argument that it empties, an
+        autograd function's forward() called directly, another compiled graph.""",
+    fix="""A step inside `with torch.utils.checkpoint.set_checkpoint_debug_enabled(True):` lists the
+        operators of both runs. Make the block depend on its inputs alone. Keep hooks and contexts
+        until backward() returns, or enter contexts again by context_fn. Patch before the first
+        step.""",
     versions="torch 2.1 and later, non-reentrant checkpoints.",
     sources=("facebookresearch/xformers/issues/1126", CHECKPOINT_DOCS),
     checked="reproduced",
@@ -417,7 +442,8 @@ SIGNATURES = (
             the graph cache returned another graph; an input of the block may also have changed.""",
         "pytorch/torchtitan/issues/2771",
     ),
-    _MISMATCH,
+    _ROWS,
+    replace(_MISMATCH, several=True),
     _recompiled(_COUNT),
     _compiled(
         _COUNT,
@@ -429,6 +455,19 @@ SIGNATURES = (
     _COUNT,
     _recompiled(_UNSAVED),
     _UNSAVED,
+    Signature(
+        code="RS103",
+        cause_name="old-torch",
+        error="RuntimeError",
+        message=re.compile(r"^Attempt to retrieve a tensor saved by autograd multiple times"),
+        title="An old torch lost a tensor that a checkpointed block had saved",
+        cause="""Before 2.1, the non-reentrant variant hands each saved tensor out once, and loses
+            some. Reported: a function that reads ctx.saved_tensors twice, or saves a tensor that is
+            neither input nor output (flash-attn 2.0), or a second backward pass.""",
+        fix="Upgrade to torch 2.1 or newer, where the variant was written anew.",
+        versions="torch 1.11 to 2.0.",
+        sources=(f"{_TORCH}103726", "Dao-AILab/flash-attention/issues/341", f"{_TORCH}82482"),
+    ),
     Signature(
         code="RS103",
         cause_name="saved-tensors-read-twice",

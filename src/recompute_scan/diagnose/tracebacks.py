@@ -16,12 +16,13 @@ from msgspec import Struct, field
 from recompute_scan.crash import Frame, Raised
 from recompute_scan.diagnose.log_lines import HEADER, LOOSE, TYPED, shape
 from recompute_scan.frameworks import registry
-from recompute_scan.frameworks.detect import Where
+from recompute_scan.frameworks.detect import LogLine, Where
 
 _MOST_FRAMES = 400
 _MOST_CONTINUED = 60
 # A traceback goes on for this many lines without a frame; then it was cut off.
 _MOST_BETWEEN = 60
+_MOST_UNNAMED = 4
 
 _FRAME = re.compile(
     r'^(?:[`\s]*(?:ERROR|CRITICAL|FATAL):)?(?P<indent>\s*)File "(?P<file>[^"]+)", '
@@ -94,7 +95,10 @@ class _Open(Struct):
 
 
 class LogStream:
-    """The lines of one process; each failure that is complete goes to ``keep``."""
+    """The lines of one process; each failure that is complete goes to ``keep``.
+
+    Stacks that end without the name of an exception are in ``unnamed``, the first few.
+    """
 
     def __init__(self, process: str, rank: int | None, keep: Callable[[Failure], None]) -> None:
         self._process = process
@@ -108,6 +112,7 @@ class LogStream:
         self._chain: list[tuple[Raised, int, tuple[int, ...]]] = []
         self._chained = False
         self._quotes = False
+        self.unnamed: list[LogLine] = []
 
     @property
     def busy(self) -> bool:
@@ -177,7 +182,7 @@ class LogStream:
             self._source(" " + body)
         open_.between += 1
         if open_.between > _MOST_BETWEEN:
-            self._open = None
+            self._close()
 
     def _bare(self, text: str) -> str:
         """The line without what stood before the traceback's first line as well."""
@@ -230,11 +235,15 @@ class LogStream:
         new = stamped and not self._stamped
         if new or len(self._message) >= _MOST_CONTINUED or _NEW_RECORD.match(text):
             self.end()
-        elif _frame_of(text)[0] is not None and not text[:1].isspace():
+        elif _frame_of(text)[0] is not None and not self._in_message(text):
             self.end()
             self._frame(number, text, _Open(headed=False))
         else:
             self._message.append(text)
+
+    def _in_message(self, text: str) -> bool:
+        """Is this frame indented, as in a message that quotes one? A title has none before it."""
+        return text[:1].isspace() and (self._open is not None or bool(self._message[-1].strip()))
 
     def _close(self) -> None:
         """The exception that was being read is complete and belongs to the chain."""
@@ -247,6 +256,10 @@ class LogStream:
             at = len(self._chain) - 1 if self._quotes else len(self._chain)
             self._chain.insert(at, raised)  # what is quoted was raised before what quotes it
             self._quotes = False
+        elif self._open is not None and len(self._open.frames) > 1:
+            where = f"a stack without an exception's name, at {user_place(self._open.frames)}"
+            if len(self.unnamed) < _MOST_UNNAMED:
+                self.unnamed.append(LogLine(self._open.places[0], where, self._rank))
         self._open, self._type, self._message = None, None, []
 
     def _loose(self, number: int, text: str) -> None:
@@ -316,7 +329,7 @@ _RECOMPUTE = re.compile(
 )
 # Of an inference engine, what runs the model or makes room for its cache; it loads weights too.
 _ENGINE = re.compile(
-    r"(?:^|/)(?:vllm|sglang|lmdeploy)/\S{0,300}:(?:_?(?:execute|forward|generate|sample|dummy_run|capture"
+    r"(?:^|/)(?:vllm|sglang|lmdeploy)/\S{0,300}:(?:_?(?:execute_(?:model|dummy|mm)|forward|generate|sample|dummy_run|capture"
     r"|profile_run|determine_available_memory|warm_?up|run_model|step)\w*|\w*kv_cache\w*)$"
     r"|/generation/utils\.py:"
 )
@@ -330,6 +343,8 @@ _EVALUATION = re.compile(
 _BACKWARD = re.compile(
     r"torch/_tensor\.py:backward$|torch/autograd/(?!grad_mode)\w+\.py:\w*(?:backward|grad)$"
 )
+# The caller of a backward() that is written in Python.
+APPLIED = re.compile(r"torch/autograd/function\.py:apply$")
 _OPTIMIZER = re.compile(
     r"torch/optim/\w{1,80}\.py:(?!\w{0,80}(?:cast|process_value|load)\w*$)"
     r"|(?:^|/)\w{0,80}(?:adam|optim|sgd|lion|muon|adafactor)\w{0,80}\.py:step$"
@@ -389,12 +404,20 @@ def activity(frames: Sequence[Frame]) -> tuple[Activity, int] | None:
     for index in range(len(frames) - 1, -1, -1):
         inner = frames[index + 1] if index + 1 < len(frames) else None
         found = _of_frame(frames[index], inner, forward=forward, gathers=gathers)
+        where = frames[index].site
+        if forward and found in (None, "backward") and _runs_again(frames, index):
+            found = "recompute"
         if found is not None:
             return found, index
-        where = frames[index].site
         forward = forward or _FORWARD.search(where) is not None
         gathers = gathers or _GATHERS.search(where) is not None
     return None
+
+
+def _runs_again(frames: Sequence[Frame], index: int) -> bool:
+    """Is this the backward() of somebody's autograd function? One that runs a module recomputes."""
+    outer = frames[index - 1].site if index else ""
+    return frames[index].function == "backward" and APPLIED.search(outer) is not None
 
 
 def doing(*wanted: Activity) -> Where:

@@ -143,6 +143,7 @@ class Signature(Struct, frozen=True, kw_only=True):
         nearby: Found in a line shortly before, or among the warnings of the run; required.
         notice: Whether a line of the log shows it without any exception, such as a warning.
         unsure: Whether its confidence is low in any case.
+        several: Whether its cause only lists possibilities: its confidence is medium at most.
         sharded: The frame that shows a model to be sharded, for a failure that is only sure there.
         more: More for the finding's page, as Markdown.
         keep: The setting that stays.
@@ -167,6 +168,7 @@ class Signature(Struct, frozen=True, kw_only=True):
     nearby: re.Pattern[str] | None = None
     notice: bool = False
     unsure: bool = False
+    several: bool = False
     sharded: Where | None = None
     gradients: str = ""
     more: str = ""

@@ -152,7 +152,7 @@ def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwit
 
 def signatures() -> tuple[Signature, ...]:
     """Failures of these libraries alone."""
-    return (*_of_settings(), *_of_zero(), *_of_fp8())
+    return (*_of_settings(), *_of_functions(), *_of_zero(), *_of_fp8())
 
 
 def _of_settings() -> tuple[Signature, ...]:
@@ -204,6 +204,43 @@ def _of_settings() -> tuple[Signature, ...]:
                 "deepspeedai/DeepSpeed/pull/3005",
                 "deepspeedai/DeepSpeed/pull/8041",
             ),
+        ),
+    )
+
+
+def _of_functions() -> tuple[Signature, ...]:
+    """Failures of Megatron's and DeepSpeed's own checkpoint functions."""
+    return (
+        Signature(
+            code="RS131",
+            cause_name="random-states",
+            message=re.compile(r"^cuda rng state \S{1,80} is not added"),
+            title="The model asks for a random state that nothing has set up",
+            cause="""Megatron and DeepSpeed keep named random states, for dropout under tensor
+                parallelism and checkpoints. model_parallel_cuda_manual_seed() adds them, and was
+                not called, or was called in the other library.""",
+            fix="""Before the first forward pass, call model_parallel_cuda_manual_seed(seed) of the
+                library that the traceback ends in: deepspeed.checkpointing, or Megatron's
+                tensor_parallel.""",
+            sources=(
+                "deepspeedai/DeepSpeed/issues/3583",
+                "deepspeedai/DeepSpeedExamples/issues/549",
+            ),
+        ),
+        Signature(
+            code="RS130",
+            cause_name="none-output",
+            error="AttributeError",
+            message=re.compile(r"^'NoneType' object has no attribute 'requires_grad'"),
+            where=innermost(rf"torch/autograd/__init__\.py:\w+$|{MEGATRON.backward}"),
+            fits=lambda raised: some(MEGATRON.backward)(raised.frames) is not None,
+            title="A checkpointed layer returned None, and its checkpoint function needs tensors",
+            cause="""The function hands every output of its layer to torch.autograd.backward, and
+                the layer returns None as well as its hidden states.""",
+            fix="""Upgrade Megatron-core: newer versions leave out what needs no gradient. Or let
+                the layer return tensors alone, or switch full recompute off.""",
+            versions="Megatron-core in 2023.",
+            sources=("NVIDIA/Megatron-LM/issues/630",),
         ),
     )
 

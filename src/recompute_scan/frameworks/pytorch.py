@@ -7,11 +7,27 @@ wrapper in ``torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py`` (a
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from functools import partial
 
 from msgspec.structs import replace
 
-from recompute_scan.frameworks.base import CHECKPOINT_DOCS, Edit, Mechanism
+from recompute_scan.crash import Frame
+from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT, Edit, Mechanism
+from recompute_scan.frameworks.detect import Signature, innermost
+
+_ASKS_GRAD = innermost(r"torch/autograd/(?:__init__\.py:grad|graph\.py:_engine_run_backward)$")
+
+
+def _differentiates(frames: Sequence[Frame]) -> int | None:
+    """The backward() of an autograd function written in Python, where it calls autograd.grad."""
+    sites = [frame.site for frame in frames]
+    for n in range(len(sites) - 1, 0, -1):
+        if sites[n].endswith(":backward") and sites[n - 1].endswith("autograd/function.py:apply"):
+            return n if _ASKS_GRAD(frames) is not None else None
+    return None
+
 
 _VARIANTS = ("use_reentrant as passed; without it reentrant (as of torch 2.14)",)
 ANYWHERE = ("*",)
@@ -146,3 +162,54 @@ OWN = _of_torch(
     caution="Other work of the function, such as moving saved tensors to the host, goes too.",
 )
 MECHANISMS = (APPLIED, COMPILER, COMPOSABLE, FIT, SEQUENTIAL, SELECTIVE, DIRECT, LIBRARY, OWN)
+
+
+def signatures() -> tuple[Signature, ...]:
+    """Failures before torch's own function runs, and of copies of guided-diffusion's."""
+    return (
+        Signature(
+            code="RS131",
+            cause_name="not-imported",
+            error="AttributeError",
+            message=re.compile(r"^module 'torch\.utils' has no attribute 'checkpoint'"),
+            title="The code uses torch.utils.checkpoint without importing it",
+            cause="""In many versions, import torch alone does not import this module. The code
+                works only where something else has imported it.""",
+            fix="""Put `import torch.utils.checkpoint` into the file that the traceback ends in, or
+                at the top of your script. If the file is a library's, upgrade it (transformers
+                4.3 and 4.17 mended some models).""",
+            sources=(
+                "huggingface/transformers/issues/9617",
+                "huggingface/transformers/issues/15422",
+                "pytorch/pytorch/pull/148641",
+            ),
+        ),
+        Signature(
+            code="RS130",
+            cause_name="frozen-argument",
+            error="RuntimeError",
+            message=re.compile(r"^One of the differentiated Tensors does not require grad"),
+            where=_differentiates,
+            title="A checkpoint function asked for the gradient of something frozen",
+            cause="""The function's backward() asks torch.autograd.grad for every input and
+                parameter that it was given, as guided-diffusion's and its copies do (latent
+                diffusion, ControlNet). One of them is frozen, as with LoRA.""",
+            fix="""Give the function only parameters that train
+                (`[p for p in params if p.requires_grad]`), or switch it off (use_checkpoint:
+                False). Or call torch's function: checkpoint(f, *inputs, use_reentrant=False).""",
+            gradients=NON_REENTRANT,
+            sources=("CompVis/stable-diffusion/issues/784", "cloneofsimo/lora/issues/253"),
+        ),
+        Signature(
+            code="RS130",
+            cause_name="used-up",
+            error="AttributeError",
+            message=re.compile(r"^'\w*Checkpoint\w*Backward' object has no attribute '"),
+            title="A checkpoint function has already given away what it kept for its backward pass",
+            cause="""Some functions, such as guided-diffusion's, delete their inputs in backward().
+                A second backward pass through the same forward (retain_graph=True) finds none.""",
+            fix="""Add the losses up and call backward once, or run the forward again. Or switch the
+                function off: use_checkpoint=False.""",
+            sources=("openai/guided-diffusion/pull/144",),
+        ),
+    )
