@@ -21,6 +21,7 @@ _WAITING = frozenset({"RS204", "RS209", "RS210", "RS211", "RS214"})
 _SYMPTOMS = {
     "RS108": "A selective checkpoint fails",
     "RS111": "DDP saw the gradient of one parameter twice in one backward pass",
+    "RS112": "DDP met other gradients than it expected",
     "RS114": "FSDP stops in a state that it did not expect",
     "RS122": "Recording a CUDA graph fails in a checkpoint",
     "RS124": "A checkpoint was called without saying which variant is meant",
@@ -56,7 +57,7 @@ def failure_page(code: str, examples: Sequence[str | None]) -> str:
         parts += [general.more.strip()] if general.more else []
         more = _first(general.fix)[1]
         parts += ["## Fix", _wrapped(more)] if more else []
-        parts += ["## Sources", _wrapped(_versions(general))]
+        parts += ["## Sources", *filter(None, [_wrapped(_versions(general))])]
     else:
         shown: set[str] = set()
         warnings = {one.gradients for one in causes}
@@ -113,7 +114,8 @@ def _cause(
     parts += [one.more.strip()] if one.more else []
     if one.gradients and not alike:
         parts.append(_wrapped(f"**Safe?** {'As above.' if same_safety else one.gradients}"))
-    return [*parts, _wrapped(f"*{_versions(one)}*")]
+    versions = _versions(one)
+    return [*parts, _wrapped(f"*{versions}*")] if versions else parts
 
 
 def _log(example: str | None) -> list[str]:
@@ -121,8 +123,9 @@ def _log(example: str | None) -> list[str]:
 
 
 def _versions(one: Signature) -> str:
-    checked = "Reproduced." if one.checked == "reproduced" else "Source: logs."
-    return checked if one.versions == _ANY_VERSION else f"{one.versions} {checked}"
+    """The versions, where it is tied to some, and whether it was reproduced."""
+    checked = "Reproduced." if one.checked == "reproduced" else ""
+    return checked if one.versions == _ANY_VERSION else f"{one.versions} {checked}".rstrip()
 
 
 def _wrapped(text: str) -> str:

@@ -65,7 +65,7 @@ RS4xx gradients, RS5xx policies, and RS6xx come from `lint`.
 | finding | symptom, error text |
 | --- | --- |
 """
-_ERROR_WORDS = 7
+_ERROR_WORDS = 6
 
 _FIELDS = """\
 # The result's fields
@@ -468,7 +468,7 @@ def findings_page() -> str:
         symptom = re.search(r"^\| Symptom \| (.*) \|$", text, re.MULTILINE)
         logs = re.findall(r"^```text\n(.*?)$", text, re.MULTILINE)
         errors = dict.fromkeys(filter(None, map(_error, logs)))
-        shown = "".join(f" `{error}`" for error in [*errors][:3])
+        shown = "".join(f" `{error}`" for error in [*errors][:1])
         rows.append(f"| [{title}]({path.name}) | {symptom[1] if symptom else ''}.{shown} |\n")
     return _FINDINGS + "".join(rows)
 

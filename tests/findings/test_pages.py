@@ -138,9 +138,11 @@ def table() -> str:
 
 def row(mechanism: Mechanism) -> str:
     sharded = f", FSDP {mechanism.keep_sharded}" if mechanism.keep_sharded else ""
-    # The page has one sentence for those who share a configuration.
+    # The page has one sentence for all who share a configuration, and one for the cache.
     note = (mechanism.caution or "").partition(":")[0].rstrip(".")
-    caution = f". {note}" if note and not note.startswith("Check whether") else ""
+    caution = (
+        f". {note}" if note and not note.startswith(("Check whether", "With a KV cache")) else ""
+    )
     cells = [
         mechanism.title,
         "; ".join(mechanism.variants),

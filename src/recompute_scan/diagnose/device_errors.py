@@ -292,19 +292,6 @@ SIGNATURES = (
         checked="reproduced",
     ),
     _STATIC,
-    replace(
-        _STATIC,
-        cause_name="several-backwards",
-        message=re.compile(r"^expect_autograd_hooks_ INTERNAL ASSERT FAILED"),
-        unsure=True,
-        title="DDP got gradients when it expected none",
-        cause="""Reported with static_graph=True, where the first step had several backward passes:
-            two losses, or no_sync().""",
-        fix="""If static_graph is on, set static_graph=False, or add the losses up and call backward
-            once. If it is on for reentrant checkpoints, use the non-reentrant variant
-            (use_reentrant=False).""",
-        sources=(f"{_TORCH}106953", f"{_TORCH}143580"),
-    ),
     Signature(
         code="RS113",
         cause_name="fsdp2",

@@ -257,8 +257,7 @@ RANDOM_STATE = (
     "dropout does. The other fix does not."
 )
 NON_REENTRANT = (
-    "Gradients stay the same; non-reentrant checkpoints also train blocks that get no input with a "
-    "gradient."
+    "Gradients stay the same; blocks that get no input with a gradient are trained, too."
 )
 REENTRANT = (
     "The reentrant variant does not check the recompute: a block that differs trains with wrong "

@@ -38,7 +38,7 @@ from recompute_scan.frameworks.base import (
     truthy,
     value_of,
 )
-from recompute_scan.frameworks.detect import Signature, some
+from recompute_scan.frameworks.detect import Signature
 
 _TRAINER = ("transformers/trainer.py:*",)
 _ARGUMENTS = ("transformers.training_args:TrainingArguments.__post_init__",)
@@ -285,24 +285,6 @@ def signatures() -> tuple[Signature, ...]:
             versions="transformers 4.33 and later.",
             sources=("huggingface/transformers/pull/25771",),
             checked="message",
-        ),
-        Signature(
-            code="RS131",
-            cause_name="tuple",
-            error="TypeError",
-            message=re.compile(
-                r"^\w{1,80}\(\): argument '\w+' \(position \d+\) must be Tensor, not t"
-            ),
-            where=some(r"torch/utils/checkpoint\.py:\w*checkpoint$"),
-            unsure=True,
-            title="A checkpointed block was given a tuple where it takes a tensor",
-            cause="""In some models, the code for checkpointing passes a block's whole output on,
-                where the code without checkpointing unpacks it. The traceback does not show
-                whether that is so here.""",
-            fix="""Run once with checkpointing off. If that works, upgrade the library, or unpack
-                the output in its code. For diffusers' SD3 use a release after 0.29.0.""",
-            versions="diffusers 0.29.0: SD3 transformer; later ones: SD3's ControlNet.",
-            sources=("huggingface/diffusers/pull/8542", "huggingface/diffusers/issues/9496"),
         ),
         Signature(
             code="RS125",

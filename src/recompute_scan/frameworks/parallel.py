@@ -227,21 +227,6 @@ def _of_functions() -> tuple[Signature, ...]:
                 "deepspeedai/DeepSpeedExamples/issues/549",
             ),
         ),
-        Signature(
-            code="RS130",
-            cause_name="none-output",
-            error="AttributeError",
-            message=re.compile(r"^'NoneType' object has no attribute 'requires_grad'"),
-            where=innermost(rf"torch/autograd/__init__\.py:\w+$|{MEGATRON.backward}"),
-            fits=lambda raised: some(MEGATRON.backward)(raised.frames) is not None,
-            title="A checkpointed layer returned None, and its checkpoint function needs tensors",
-            cause="""The function hands every output of its layer to torch.autograd.backward, and
-                the layer returns None as well as its hidden states.""",
-            fix="""Upgrade Megatron-core: newer versions leave out what needs no gradient. Or let
-                the layer return tensors alone, or switch full recompute off.""",
-            versions="Megatron-core in 2023.",
-            sources=("NVIDIA/Megatron-LM/issues/630",),
-        ),
     )
 
 

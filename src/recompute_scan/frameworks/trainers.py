@@ -339,7 +339,7 @@ def switched_on(path: tuple[str, ...], setting: Setting) -> Iterator[SettingSwit
 
 
 def signatures() -> tuple[Signature, ...]:
-    """Failures of Lightning, Fabric and unsloth alone."""
+    """Failures of Lightning and Fabric alone."""
     return (
         Signature(
             code="RS201",
@@ -369,21 +369,6 @@ def signatures() -> tuple[Signature, ...]:
                 barrier).""",
             versions="Fabric 2.1.0; later versions refuse only with XLA's strategy.",
             sources=(f"{_ISSUES}18881",),
-        ),
-        Signature(
-            code="RS134",
-            cause_name="inference-buffer",
-            error="RuntimeError",
-            message=re.compile(r"^Inplace update to inference tensor outside InferenceMode"),
-            where=innermost(r"unsloth_zoo/gradient_checkpointing\.py:\w+$"),
-            title="unsloth's offloading reuses a buffer that was made under inference_mode",
-            cause="""unsloth keeps the buffers of its checkpoints. One was made while reference
-                log-probabilities ran under torch.inference_mode, so that training cannot write to
-                it. In GRPO with evaluation this comes and goes.""",
-            fix="""Upgrade unsloth_zoo (pull request 805, June 2026). With an older one, train with
-                use_gradient_checkpointing=True instead of "unsloth", or without evaluation.""",
-            versions="unsloth_zoo before pull request 805.",
-            sources=("unslothai/unsloth/issues/3828", "unslothai/unsloth-zoo/pull/805"),
         ),
         Signature(
             code="RS125",
