@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,14 +37,7 @@ from recompute_scan.annotations import RANDOM_STATE_LEFT
 from recompute_scan.fidelity.lost_gradients import Application
 from recompute_scan.fidelity.state import named_in
 from recompute_scan.record.attribution import CallSites
-from recompute_scan.record.isolation import (
-    Call,
-    Guard,
-    Patches,
-    Sheltered,
-    after_import,
-    within,
-)
+from recompute_scan.record.isolation import Call, Guard, Patches, Sheltered, after_import, within
 from recompute_scan.record.modules import ModuleIndex, Untrained
 from recompute_scan.record.origins import (
     WRAPPER_MODULE,
@@ -90,7 +84,7 @@ class CheckpointCalls(Struct, eq=False):
     _guard: Guard
     watched: list[Any] = field(default_factory=list)
     untrained: Untrained = field(default_factory=Untrained)
-    entered: dict[str, int] = field(default_factory=dict)
+    entered: Counter[str] = field(default_factory=Counter)
     functions: dict[str, str] = field(default_factory=dict)
 
     def watch_reentrant(self) -> bool:
@@ -109,7 +103,7 @@ class CheckpointCalls(Struct, eq=False):
         arguments = Arguments(original)
 
         def generator(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
-            self._count("non-reentrant")
+            self.entered["non-reentrant"] += 1
             if not self._regions.wanted:
                 return call(function, *args, **kwargs)
             with self._regions.preparing():
@@ -168,7 +162,7 @@ class CheckpointCalls(Struct, eq=False):
             if not (args and callable(args[0])):
                 place = next((n for n, arg in enumerate(args) if callable(arg)), None)
             if place is not None:
-                self._count("reentrant")
+                self.entered["reentrant"] += 1
                 if not needs_gradient(args):
                     self._suspect(args[place], args[place + 1 :])
                 if not (known or isinstance(args[place], _FUNCTIONS)):
@@ -205,7 +199,7 @@ class CheckpointCalls(Struct, eq=False):
         """
 
         def checkpoint(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
-            self._count("non-reentrant")
+            self.entered["non-reentrant"] += 1
             if not self._regions.wanted:
                 return call(function, *args, **kwargs)
             runs = _Runs()
@@ -251,9 +245,6 @@ class CheckpointCalls(Struct, eq=False):
                 return result
 
         return self._guard.around(function, run, named=False)
-
-    def _count(self, variant: Variant) -> None:
-        self.entered[variant] = self.entered.get(variant, 0) + 1
 
     def _note(self, function: str, frame: FrameType | None) -> None:
         """Note where a function is called that gets no regions, such as a reversible block."""
