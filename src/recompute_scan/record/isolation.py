@@ -184,23 +184,10 @@ class Guard:
     def aside(self, ours: Callable[..., object]) -> Callable[..., None]:
         """A function to be called back at an event that takes no answer."""
 
-        @functools.wraps(ours)
-        def aside(*args: Any, **kwargs: Any) -> None:
-            if is_compiling() or self.failure is not None:
-                return
-            compiler = compile_frames_by(None)
-            try:
-                ours(*args, **kwargs)
-            except BaseException as error:
-                if not self._met(error):
-                    hide_own_frames(error)
-                    raise
-            finally:
-                if compiler is not None:
-                    compile_frames_by(compiler)
+        def called(_: Call, *args: Any, **kwargs: Any) -> None:
+            ours(*args, **kwargs)
 
-        run_uncompiled(aside)
-        return aside
+        return functools.wraps(ours)(self.around(_nothing, called, named=False))
 
     def run(self, ours: Callable[[], _T], otherwise: _T) -> _T:
         """The return value of ours, or, if it fails, the other value."""
@@ -318,6 +305,13 @@ def within(
         raise
     for _ in inner:
         yield
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+run_uncompiled(_nothing)
 
 
 def hide_own_frames(error: BaseException) -> None:
