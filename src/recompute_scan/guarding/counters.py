@@ -102,11 +102,10 @@ def counted(
     return counting
 
 
-class _Runs:
+class _Runs(Struct, eq=False):
     """Counts that the function of a region runs in another's recompute."""
 
-    def __init__(self, region: TalliedRegion) -> None:
-        self._region = region
+    _region: TalliedRegion
 
     def __enter__(self) -> None:
         self._region.nested += 1

@@ -44,21 +44,18 @@ from recompute_scan.record.torch_versions import (
 _T = TypeVar("_T")
 
 
-class Call:
+class Call(Struct, eq=False):
     """A call of the script's function, for ours that is around it.
 
     Calling this calls the function, and keeps its outcome, so that it need not be called a
     second time if ours fails after it. It is compiled as it would be without us, by ``compiler``.
     """
 
-    __slots__ = ("_compiler", "_function", "error", "made", "result")
-
-    def __init__(self, function: Callable[..., Any], compiler: object) -> None:
-        self._function = function
-        self._compiler = compiler
-        self.made = False
-        self.result: Any = None
-        self.error: BaseException | None = None
+    _function: Callable[..., Any]
+    _compiler: object
+    made: bool = False
+    result: Any = None
+    error: BaseException | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._compiler is not None:
@@ -265,13 +262,12 @@ class Guard:
         return is_from_handler(error)
 
 
-class Sheltered:
+class Sheltered(Struct, eq=False):
     """A context manager of ours for a ``with`` statement around the script's code: never fails."""
 
-    def __init__(self, guard: Guard, context: AbstractContextManager[Any]) -> None:
-        self._guard = guard
-        self._context = context
-        self._entered = False
+    _guard: Guard
+    _context: AbstractContextManager[Any]
+    _entered: bool = False
 
     def __enter__(self) -> None:
         def enter() -> None:
