@@ -335,11 +335,9 @@ class Switch(Arranging):
         self._patches.undo()
 
     def remove(self) -> None:
-        self.active = False
         for layer in self.layers:
             layer.fast = layer.leads = False
-        self._forwards.undo()
-        self._patches.undo()
+        super().remove()
 
     def _passes(self) -> bool:
         return not self.active or bool(getattr(_THREAD, "ours", False))
