@@ -8,7 +8,7 @@ from types import FrameType, ModuleType
 import pytest
 import torch
 
-from recompute_scan.record.attribution import CallSites, Owner, Ownership, is_library
+from recompute_scan.record.attribution import CallSites, Owner, is_library
 
 SITE = "lib/python3/site-packages"
 
@@ -57,7 +57,7 @@ def test_where_the_file_lies(
 ) -> None:
     started(monkeypatch, tmp_path / "train.py")
     path = file if file.startswith(("<", "/")) else tmp_path / file
-    assert Ownership(tmp_path).of(frame_of(path, module)) == owner
+    assert CallSites(tmp_path).owner_of(frame_of(path, module)) == owner
 
 
 def test_a_repository_inside_the_users_is_a_copy(
@@ -66,8 +66,8 @@ def test_a_repository_inside_the_users_is_a_copy(
     started(monkeypatch, tmp_path / "train.py")
     written(tmp_path / ".git" / "HEAD")
     written(tmp_path / "somelib" / ".git")
-    assert Ownership(tmp_path).of(frame_of(tmp_path / "somelib/net.py", "net")) == Owner.COPY
-    assert Ownership(tmp_path).of(frame_of(tmp_path / "other/net.py", "net")) == Owner.USER
+    assert CallSites(tmp_path).owner_of(frame_of(tmp_path / "somelib/net.py", "net")) == Owner.COPY
+    assert CallSites(tmp_path).owner_of(frame_of(tmp_path / "other/net.py", "net")) == Owner.USER
 
 
 def test_a_framework_is_known_by_its_files_and_not_by_its_name(
@@ -77,8 +77,8 @@ def test_a_framework_is_known_by_its_files_and_not_by_its_name(
     written(tmp_path / "a/megatron/core/tensor_parallel/random.py")
     theirs = frame_of(tmp_path / "a/megatron/training.py", "megatron.training")
     mine = frame_of(tmp_path / "b/megatron/training.py", "megatron.training")
-    assert Ownership(tmp_path).of(theirs) == Owner.COPY
-    assert Ownership(tmp_path).of(mine) == Owner.USER
+    assert CallSites(tmp_path).owner_of(theirs) == Owner.COPY
+    assert CallSites(tmp_path).owner_of(mine) == Owner.USER
 
 
 def test_a_folder_that_pip_was_given_as_a_target(
@@ -89,8 +89,8 @@ def test_a_folder_that_pip_was_given_as_a_target(
     record.write_text("somelib/__init__.py,sha256=x,0\nsomelib/net.py,sha256=y,9\n")
     theirs = frame_of(tmp_path / "deps/somelib/net.py", "somelib.net")
     beside = frame_of(tmp_path / "deps/mine/net.py", "mine.net")
-    assert Ownership(tmp_path).of(theirs) == Owner.LIBRARY
-    assert Ownership(tmp_path).of(beside) == Owner.USER
+    assert CallSites(tmp_path).owner_of(theirs) == Owner.LIBRARY
+    assert CallSites(tmp_path).owner_of(beside) == Owner.USER
 
 
 @pytest.mark.parametrize("name", ["project.train", "project.__main__"])
@@ -98,10 +98,10 @@ def test_the_package_that_was_started_is_the_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     started(monkeypatch, tmp_path / SITE / "project/train.py", name)
-    ownership = Ownership(tmp_path)
-    assert ownership.of(frame_of(tmp_path / SITE / "project/net.py", "project.net")) == Owner.USER
-    assert ownership.of(frame_of(tmp_path / SITE / "project/train.py", "__main__")) == Owner.USER
-    assert ownership.of(frame_of(tmp_path / SITE / "other/net.py", "other.net")) == Owner.LIBRARY
+    sites = CallSites(tmp_path)
+    assert sites.owner_of(frame_of(tmp_path / SITE / "project/net.py", "project.net")) == Owner.USER
+    assert sites.owner_of(frame_of(tmp_path / SITE / "project/train.py", "__main__")) == Owner.USER
+    assert sites.owner_of(frame_of(tmp_path / SITE / "other/net.py", "other.net")) == Owner.LIBRARY
 
 
 def test_a_framework_that_was_started_is_not_the_users(
@@ -109,7 +109,7 @@ def test_a_framework_that_was_started_is_not_the_users(
 ) -> None:
     started(monkeypatch, tmp_path / SITE / "axolotl/cli/train.py", "axolotl.cli.train")
     frame = frame_of(tmp_path / SITE / "axolotl/cli/train.py", "axolotl.cli.train")
-    assert Ownership(tmp_path).of(frame) == Owner.LIBRARY
+    assert CallSites(tmp_path).owner_of(frame) == Owner.LIBRARY
 
 
 def test_the_package_of_an_installed_command_is_the_users(
@@ -122,9 +122,9 @@ def test_the_package_of_an_installed_command_is_the_users(
     monkeypatch.setitem(sys.modules, "project.cli", module)
     exec("def run(): ...", vars(module))
     vars(main)["run"] = vars(module)["run"]
-    ownership = Ownership(tmp_path)
-    assert ownership.of(frame_of(tmp_path / SITE / "project/net.py", "project.net")) == Owner.USER
-    assert ownership.of(frame_of(command)) == Owner.NOBODY
+    sites = CallSites(tmp_path)
+    assert sites.owner_of(frame_of(tmp_path / SITE / "project/net.py", "project.net")) == Owner.USER
+    assert sites.owner_of(frame_of(command)) == Owner.NOBODY
 
 
 def test_the_users_line_comes_before_that_of_a_copy(

@@ -43,7 +43,6 @@ ELSEWHERE = {
     "cli/output.py": "the browser",
     "events.py": "the file that a person named for it, which may be a pipe; it never waits",
     "trackers.py": "what this process has written",
-    "guarding/alerts.py": "/proc of this process",
     "record/attribution.py": "cells of a notebook, which are in no file",
     "record/shutdown.py": "standard output, and a pipe of its own",
     "record/watchdog.py": "lines as a traceback has them",

@@ -42,15 +42,7 @@ from recompute_scan.fitting.layer_plan import (
     measured,
     trial,
 )
-from recompute_scan.fitting.layer_switch import (
-    STEP,
-    Control,
-    Laps,
-    Layer,
-    Look,
-    Switch,
-    find_layers,
-)
+from recompute_scan.fitting.layer_switch import STEP, Laps, Layer, Look, Switch, find_layers
 from recompute_scan.record.bypass import rearranges
 from recompute_scan.record.isolation import Guard, in_forked_processes
 from recompute_scan.record.rehearsal import most_since
@@ -108,22 +100,7 @@ class Bucket(Struct):
         )
 
 
-class _Listener:
-    """Passes boundaries on, and keeps nothing alive."""
-
-    def __init__(self, fitted: Fitted) -> None:
-        self._fitted = weakref.ref(fitted)
-
-    def restart(self) -> None:
-        """Steps were counted wrongly, which changes nothing here."""
-
-    def boundary(self) -> None:
-        fitted = self._fitted()
-        if fitted is not None:
-            fitted.boundary()
-
-
-class Fitted(Control):
+class Fitted:
     """Fits one model; made by :func:`recompute_scan.fit`.
 
     Attributes:
@@ -136,7 +113,7 @@ class Fitted(Control):
         self._wish = wish
         self._say = say
         self._guard = Guard("recompute_scan.fit")
-        self._guard.on_failure = self._give_up
+        self._guard.on_failure = self.stop
         self._switch = Switch(find_layers(model), self, self._guard)
         self._switch.replace = replace
         self._cuda = False
@@ -147,7 +124,7 @@ class Fitted(Control):
         self._begun = self._quiet = self.settled = False
         self._look_next = self._lost = self._wants = False
         self._shapes: dict[int, set[Shapes]] = {}
-        self._first: tuple[int, int] | None = None
+        self._first = 0, 0
         self._lines = self._waited = self._surprises = 0
         self._lowered = 1.0
         self._group: Any = None
@@ -204,7 +181,14 @@ class Fitted(Control):
             other.stop()
         switch.put_on()
         switch.install()
-        hooks = StepHooks(StepCounter(), _Listener(self), self._guard, records=False)
+        alone = weakref.ref(self)  # the hooks keep nothing alive
+
+        def boundary() -> None:
+            if (fitted := alone()) is not None:
+                fitted.boundary()
+
+        # Steps that were counted wrongly change nothing here.
+        hooks = StepHooks(StepCounter(), boundary, lambda: None, self._guard, records=False)
         hooks.install()
         self._stop_hooks = weakref.finalize(self, partial(hooks.remove, later=True))
         self._stop_hooks.atexit = False
@@ -222,10 +206,6 @@ class Fitted(Control):
         stop = getattr(self, "_stop_hooks", None)
         if stop is not None:
             stop()
-
-    def _give_up(self) -> None:
-        with suppress(Exception):
-            self.stop()
 
     def boundary(self) -> None:
         """A step has ended."""
@@ -254,9 +234,11 @@ class Fitted(Control):
         self._guard.run(lambda: self._entered(layer, shapes), otherwise=None)
 
     def met(self) -> None:
+        """A checkpoint of the script around a layer, or inside one, is called."""
         self._begun = True
 
     def ran_out(self, layer: Layer) -> None:
+        """Memory ran out in a layer: every other one is recomputed from here on."""
         self._lowered *= 1 if self._lost else _LOWERED
         if not self._lost:
             self._print(
@@ -267,6 +249,7 @@ class Fitted(Control):
         self._safe()
 
     def surprised(self, layer: Layer) -> None:
+        """A layer that was never trained is trained now."""
         layer.untrained, self._surprises = False, self._surprises + 1
         self._look_next, self._quiet = self._surprises <= _MOST_SURPRISES, False
         self._safe()
@@ -321,7 +304,7 @@ class Fitted(Control):
                 times[way] = yield from self._timed()
         one = self._or_none(lambda: self._measured(look, times, allocated))
         decision = self._decide(one)
-        self._add(key or (0, 0), Bucket(shapes, _calls_of(runs), decision, one))
+        self._add(key, Bucket(shapes, _calls_of(runs), decision, one))
         fitted = yield from self._timed()
         self._settled(decision, fitted[STEP], times["recompute"][STEP])
 
@@ -380,7 +363,7 @@ class Fitted(Control):
             return
         now, new = self._now, False
         if first and self._group is None and not self._lost:
-            now = self._buckets.get(self._first or (0, 0))
+            now = self._buckets.get(self._first)
             new = now is None and len(self._buckets) < _MOST_BUCKETS and self._given is None
             if now is None or not now.covers(layer, shapes):
                 now = min(
@@ -421,7 +404,7 @@ class Fitted(Control):
         look = self._or_none(self._end_look)
         self._switch.runs = runs
         one = self._or_none(lambda: self._measured(look, self._times, self._allocated))
-        self._add(key or (0, 0), Bucket(shapes, _calls_of(runs), self._decide(one), one))
+        self._add(key, Bucket(shapes, _calls_of(runs), self._decide(one), one))
 
     def _plan_again(self) -> None:
         """Memory ran out: every arrangement gets less."""

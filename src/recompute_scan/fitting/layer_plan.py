@@ -26,6 +26,7 @@ from recompute_scan.cost.plan import Planner, Wish
 from recompute_scan.errors import InputError, RunError
 from recompute_scan.files import content
 from recompute_scan.fitting.layer_switch import STEP, Layer, Look, Switch
+from recompute_scan.record.launch import has_process_group
 from recompute_scan.record.modules import root_modules
 from recompute_scan.record.rehearsal import free_bytes, weight_bytes
 from recompute_scan.result import ActivationPlan
@@ -91,7 +92,7 @@ def measured(
     if len(parts_of(candidates)) < len(candidates):
         steps["parts"] = keep + sum(one.again_ms for one in candidates if one.part_of >= 0)
     rehearsal = Rehearsal(
-        rank=dist.get_rank() if _distributed() else 0,
+        rank=dist.get_rank() if has_process_group() else 0,
         device="cuda" if cuda else "cpu",
         candidates=candidates,
         runs=look.module_runs(switch.runs, fixed),
@@ -191,7 +192,7 @@ def trial(one: Measured, wish: Wish, way: Way, lowered: float) -> Choices | None
 
 def group_of(model: nn.Module) -> Any:
     """The processes that train this model together; ``None`` where it is this one alone."""
-    if not _distributed() or dist.get_world_size() == 1:
+    if not has_process_group() or dist.get_world_size() == 1:
         return None
     for root in root_modules():
         for module in root.modules():
@@ -225,10 +226,6 @@ def from_first(value: Any, group: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
     return box[0]
-
-
-def _distributed() -> bool:
-    return dist.is_available() and dist.is_initialized()
 
 
 def read_plan(path: Path) -> ActivationPlan:

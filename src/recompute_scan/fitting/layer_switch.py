@@ -21,9 +21,9 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -53,6 +53,9 @@ from recompute_scan.record.saved_tensors import SavedTensors
 from recompute_scan.record.steps import in_backward, is_capturing
 from recompute_scan.record.torch_versions import is_compiling
 from recompute_scan.result.run_record import usual_ms
+
+if TYPE_CHECKING:
+    from recompute_scan.fitting.control import Fitted
 
 _FORWARD, _COMPILED, _OWN = "forward", "_compiled_call_impl", "_recompute_scan_forward"
 _TORCHS = frozenset(vars(nn.Module())) | {_FORWARD, _OWN, _COMPILED}
@@ -270,22 +273,6 @@ def without_empty_cache(value: Any) -> Any:
     return value
 
 
-class Control:
-    """The questions of a switch; :class:`recompute_scan.fitting.control.Fitted` answers."""
-
-    def enter(self, layer: Layer, args: Any, kwargs: Any) -> None:
-        """A leading layer is called."""
-
-    def met(self) -> None:
-        """A checkpoint of the script around a layer, or inside one, is called."""
-
-    def ran_out(self, layer: Layer) -> None:
-        """Memory ran out in a layer: every other one is to be recomputed from here on."""
-
-    def surprised(self, layer: Layer) -> None:
-        """A layer that was never trained is trained now."""
-
-
 class Switch(Arranging):
     """The layers' forwards, replaced from :meth:`put_on` on until :meth:`remove`.
 
@@ -297,7 +284,7 @@ class Switch(Arranging):
 
     of_recording = False
 
-    def __init__(self, chosen: Iterable[Chosen], control: Control, guard: Guard) -> None:
+    def __init__(self, chosen: Iterable[Chosen], control: Fitted, guard: Guard) -> None:
         super().__init__(guard)
         self.layers = [Layer(place, one) for place, one in enumerate(chosen)]
         self.laps: Laps | None = None
@@ -348,11 +335,9 @@ class Switch(Arranging):
         self._patches.undo()
 
     def remove(self) -> None:
-        self.active = False
         for layer in self.layers:
             layer.fast = layer.leads = False
-        self._forwards.undo()
-        self._patches.undo()
+        super().remove()
 
     def _passes(self) -> bool:
         return not self.active or bool(getattr(_THREAD, "ours", False))
@@ -541,7 +526,7 @@ class Switch(Arranging):
         return nullcontext() if laps is None else laps.lap(layer.place, what)
 
 
-def _forgiving(using: Any) -> AbstractContextManager[Any]:
+def _forgiving(using: Any) -> Any:
     kind = type(using)
 
     class Forgiving(kind):  # type: ignore[misc,valid-type]
@@ -556,8 +541,7 @@ def _forgiving(using: Any) -> AbstractContextManager[Any]:
             return func(*args, **(kwargs or {}))
 
     using.__class__ = Forgiving
-    found: AbstractContextManager[Any] = using
-    return found
+    return using
 
 
 def _alike(value: Any) -> Any:

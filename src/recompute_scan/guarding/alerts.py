@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from html import escape
 from itertools import pairwise
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -25,6 +23,7 @@ from recompute_scan import trackers
 from recompute_scan.fidelity.comparison import Comparing
 from recompute_scan.guarding.judge import IN_A_ROW, Change, TalliedRegion
 from recompute_scan.record.isolation import Call, Guard, Patches
+from recompute_scan.record.measure import kernel_bytes
 from recompute_scan.record.modules import ModuleIndex
 from recompute_scan.record.region_ranges import watch_what_is_handed
 from recompute_scan.record.torch_versions import compiled_something
@@ -127,11 +126,7 @@ def _in_use() -> int | None:
     """Bytes: torch's highest use of the GPU, else what the process holds in memory."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return int(torch.cuda.max_memory_allocated())
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * int(os.sysconf("SC_PAGE_SIZE"))
+    return kernel_bytes("self/status", "VmRSS")
 
 
 def alert_page(changes: Sequence[Change]) -> bytes:

@@ -102,11 +102,10 @@ def counted(
     return counting
 
 
-class _Runs:
+class _Runs(Struct, eq=False):
     """Counts that the function of a region runs in another's recompute."""
 
-    def __init__(self, region: TalliedRegion) -> None:
-        self._region = region
+    _region: TalliedRegion
 
     def __enter__(self) -> None:
         self._region.nested += 1
@@ -135,7 +134,7 @@ class CheckpointHooks:
             self._count_function(reentrant)
         original = generator_function()
         if original is not None:
-            kind = Kind("non-reentrant", may_keep=True, sampled=self._generator)
+            kind = Kind("non-reentrant", may_keep=True, sampled=self._sampled)
             replace_generator(self._door(original, kind), self._patches)
         catch_others(self._count_function, self._count_other, self._patches, self._guard)
 
@@ -191,29 +190,22 @@ class CheckpointHooks:
         passing.__doc__ = getattr(original, "__doc__", None)
         return passing
 
-    def _generator(
+    def _sampled(
         self, function: Callable[..., Any], region: TalliedRegion, at: int, args: tuple[Any, ...]
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         call = region.sampling.call(args[at])
         if call is None:
             return function, args
+        generator = region.variant == "non-reentrant"
 
         def compared(passed: Call, *args: Any, **kwargs: Any) -> Any:
             inner = passed(*args, **kwargs)
             return within(inner, Sheltered(self._guard, call.forward()))
 
-        around = self._guard.around(function, compared, named=False)
-        again = compared_runs(args[at], call, self._guard, has_run=True)
-        return around, (*args[:at], again, *args[at + 1 :])
-
-    def _both(
-        self, function: Callable[..., Any], region: TalliedRegion, at: int, args: tuple[Any, ...]
-    ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        call = region.sampling.call(args[at])
-        if call is None:
-            return function, args
-        both = compared_runs(args[at], call, self._guard)
-        return function, (*args[:at], both, *args[at + 1 :])
+        runs = compared_runs(args[at], call, self._guard, has_run=generator)
+        if generator:
+            function = self._guard.around(function, compared, named=False)
+        return function, (*args[:at], runs, *args[at + 1 :])
 
     def _count_function(self, function: Any) -> None:
         """An autograd function of the reentrant kind, which runs what it is given."""
@@ -222,7 +214,7 @@ class CheckpointHooks:
             place=1,  # behind the context
             runs_before=1,
             may_keep=function is reentrant_function(),
-            sampled=self._both,
+            sampled=self._sampled,
         )
         passing = self._door(function.forward, kind)
         self._patches.replace(function, "forward", staticmethod(passing))

@@ -134,7 +134,7 @@ class StandingGuard:
         if self._baseline is not None and self._baseline.exists():
             self.stored = read_stored(self._baseline)
         self._guard = Guard()
-        self._guard.on_failure = self._give_up
+        self._guard.on_failure = self._undo.close  # all of it, also where a part fails
         self._under_way = self._guard.run(self._begin, otherwise=False)
         return self
 
@@ -160,7 +160,7 @@ class StandingGuard:
         self._undo.callback(self._hooks.remove)
         self._hooks.install()
         self._counter, self._recount = StepCounter(), False
-        self._steps = StepHooks(self._counter, self, self._guard)
+        self._steps = StepHooks(self._counter, self.boundary, self.restart, self._guard)
         self._steps.install()
         return True
 
@@ -274,9 +274,6 @@ class StandingGuard:
             raise error
 
         self._guard.run(fail, otherwise=None)
-
-    def _give_up(self) -> None:
-        self._undo.close()  # all of it, also where a part fails
 
 
 guard = StandingGuard  # as people call it

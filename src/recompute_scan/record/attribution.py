@@ -64,27 +64,6 @@ class Owner(IntEnum):
     USER = 3
 
 
-class Ownership:
-    """Finds the owner of the code that a frame runs, and remembers it by file."""
-
-    def __init__(self, start: Path) -> None:
-        self._start = start
-        self._known: dict[tuple[str, str], Owner] = {}
-        self._main = 0  # no reference: the interpreter takes the script's module apart at its end
-
-    def of(self, frame: FrameType) -> Owner:
-        """The owner of the code that this frame runs."""
-        main = sys.modules.get("__main__")
-        if id(main) != self._main:  # the program has begun since
-            self._main = id(main)
-            self._known.clear()
-        key = str(frame.f_globals.get("__name__") or ""), frame.f_code.co_filename
-        owner = self._known.get(key)
-        if owner is None:
-            owner = self._known[key] = _owner(*key, main, self._start)
-        return owner
-
-
 def is_library(module: str, file: str) -> bool:
     """Whether code of this module and file is Python's, torch's or another library's."""
     owner = _owner(module, file, sys.modules.get("__main__"), Path.cwd())
@@ -265,7 +244,8 @@ class CallSites:
         # Below a folder above the home, paths would begin with the person's name.
         home = os.path.expanduser("~")  # noqa: PTH111 - pathlib's may raise
         self._above_home = start_folder in Path(home).parents
-        self._ownership = Ownership(start_folder)
+        self._owners: dict[tuple[str, str], Owner] = {}
+        self._main = 0  # no reference: the interpreter takes the script's module apart at its end
         self._places: dict[str, tuple[Path, int]] = {}
         # The same lines are asked for in every step, and paths are slow.
         self._sites: dict[tuple[str, int], str] = {}
@@ -297,7 +277,7 @@ class CallSites:
 
     def installed_at(self, frame: FrameType) -> bool | None:
         """Whether the frame's code belongs to a library; ``None`` for Python's and torch's."""
-        owner = self._ownership.of(frame)
+        owner = self.owner_of(frame)
         return None if owner == Owner.NOBODY else owner == Owner.LIBRARY
 
     def given_at(self, made: Made, mechanism: Mechanism) -> str:
@@ -324,9 +304,21 @@ class CallSites:
         """The file of a site that was named; empty where it was not."""
         return str(self._places[site][0]) if site in self._places else ""
 
+    def owner_of(self, frame: FrameType) -> Owner:
+        """The owner of the code that this frame runs."""
+        main = sys.modules.get("__main__")
+        if id(main) != self._main:  # the program has begun since
+            self._main = id(main)
+            self._owners.clear()
+        key = str(frame.f_globals.get("__name__") or ""), frame.f_code.co_filename
+        owner = self._owners.get(key)
+        if owner is None:
+            owner = self._owners[key] = _owner(*key, main, self._start)
+        return owner
+
     def is_users(self, frame: FrameType) -> bool:
         """Whether the frame runs the user's own code."""
-        return self._ownership.of(frame) == Owner.USER
+        return self.owner_of(frame) == Owner.USER
 
     def _nearest(self, frame: FrameType | None) -> tuple[Owner, FrameType, FrameType] | None:
         """The highest owner on the stack, its innermost frame, and the outermost of a library.
@@ -337,7 +329,7 @@ class CallSites:
         best: tuple[Owner, FrameType] | None = None
         outermost = None
         while frame is not None and not _starts(frame):
-            owner = self._ownership.of(frame)
+            owner = self.owner_of(frame)
             if owner == Owner.USER:
                 return owner, frame, frame
             if owner and (best is None or owner > best[0]):

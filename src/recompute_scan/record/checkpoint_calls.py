@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,21 +30,14 @@ from typing import Any
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 import wrapt
-from msgspec import Struct, field
+from msgspec import Struct
 from torch import nn
 
 from recompute_scan.annotations import RANDOM_STATE_LEFT
 from recompute_scan.fidelity.lost_gradients import Application
 from recompute_scan.fidelity.state import named_in
 from recompute_scan.record.attribution import CallSites
-from recompute_scan.record.isolation import (
-    Call,
-    Guard,
-    Patches,
-    Sheltered,
-    after_import,
-    within,
-)
+from recompute_scan.record.isolation import Call, Guard, Patches, Sheltered, after_import, within
 from recompute_scan.record.modules import ModuleIndex, Untrained
 from recompute_scan.record.origins import (
     WRAPPER_MODULE,
@@ -77,23 +71,119 @@ _DEEPEST = 2
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
 
 
-class CheckpointCalls(Struct, eq=False):
-    """The wrapped checkpoint functions of one process.
+class Probe:
+    """The annotations of one process.
 
-    Attributes, besides those that :class:`Probe` has too:
-        watched: Autograd functions of the reentrant kind that are watched.
+    Attributes:
+        sites: Source lines of the call sites that were named.
+        switches: Where checkpoints were switched on.
+        patches: What is put back in the end.
+        warnings: What could not be watched in this version of torch.
+        switched_on: Ways of checkpointing that were on when recording last began.
+        entered: Calls of checkpointed regions so far, by variant.
+        functions: By name, the line that calls each checkpoint function that is not annotated.
+        comparison: Compares the recomputes of one step with their forward.
+        policies: The step in which policies of selective checkpoints are seen deciding.
+        untrained: Looks for weights that a reentrant checkpoint keeps from their gradients.
     """
 
-    _regions: ComparedRegions
-    _sites: CallSites
-    _patches: Patches
-    _guard: Guard
-    watched: list[Any] = field(default_factory=list)
-    untrained: Untrained = field(default_factory=Untrained)
-    entered: dict[str, int] = field(default_factory=dict)
-    functions: dict[str, str] = field(default_factory=dict)
+    def __init__(self, start_folder: Path, guard: Guard | None = None) -> None:
+        self._guard = guard or Guard()
+        self.sites = CallSites(start_folder)
+        self.switches = Switches(self.sites, self._guard)
+        self._index = ModuleIndex()
+        self._origins = Origins(self.sites, self.switches, self._index)
+        self.patches = Patches()
+        annotated = AnnotatedRegions(self._origins, self._guard)
+        self.comparison = ComparedRegions(annotated, self._index, self._guard)
+        self.policies = DecisionWatch(self.sites, self._guard, lambda: annotated.within)
+        self.comparison.learn = self._learn
+        self.untrained = Untrained()
+        self.entered: Counter[str] = Counter()
+        self.functions: dict[str, str] = {}
+        self._warnings: list[str] = []
+        self.switched_on: tuple[SwitchedOn, ...] = ()
+        self._left_out = False
 
-    def watch_reentrant(self) -> bool:
+    @property
+    def warnings(self) -> list[str]:
+        """The kinds of checkpoints that could not be watched, one sentence each."""
+        return [*self._warnings, *self.switches.warnings, *self._guard.left_out]
+
+    def install(self) -> None:
+        """Begin to watch; before the script is imported."""
+        possible = can_annotate()
+        if possible:
+            self.switches.install()
+        if not (possible and self._watch_reentrant()):
+            self._cannot_watch("reentrant")
+        if not (possible and self._watch_non_reentrant()):
+            self._cannot_watch("non-reentrant")
+        if possible:
+            # Libraries' checkpoint functions, once they are imported.
+            catch_others(self._watch_function, self._watch_call, self.patches, self._guard)
+
+    def remove(self) -> None:
+        self.comparison.compared()
+        self.policies.end()
+        self.switches.remove()
+        self.patches.undo()
+
+    def watch(self, cuda: bool) -> StepWatch:
+        """The watch over two steps; it knows the modules that exist by now."""
+        sites, guard = self.sites, self._guard
+        return StepWatch(
+            Ledger(sites.line_of),
+            self._index.name_of,
+            sites.installed_at,
+            guard.around,
+            guard.is_scripts,
+            Patches(),
+            cuda=cuda,
+        )
+
+    def leave_out(self, missed: tuple[str, ...]) -> None:
+        """Some kinds of checkpoint are not caught: annotate nothing from here on, nor say what is
+        on, and warn why.
+        """
+        self.remove()
+        self._left_out = True
+        self._warn(
+            f"In this version of torch ({torch.__version__}) recompute-scan cannot see calls of "
+            f"some checkpoints: {', '.join(missed)}. So the trace has no annotations: counts come "
+            "from the operators, and call sites are unknown."
+        )
+
+    def begin(self) -> None:
+        """Recording is about to start: learn the modules there are now, and what is on."""
+        if self._left_out:
+            return
+        self._learn()
+        with self._guard.part("Modules could not be named"):
+            self._index.rebuild()
+            self.switched_on = self.switches.still_on()
+
+    def _learn(self) -> None:
+        """Watch the autograd functions of the script's making that there are by now."""
+        if not self._left_out:
+            with self._guard.part("Checkpoint functions of the script are not known"):
+                for function in own_functions():
+                    if function not in self.comparison.functions:
+                        self._watch_function(function, known=False)
+
+    def asker(self, call: CheckpointCall) -> Origin:
+        """Module, mechanism and site of a checkpoint call, as annotated."""
+        found = [Origin()]
+        with self._guard.part(UNNAMED):
+            found.append(self._origins.asker(call))
+        return found[-1]
+
+    def look_at_gradients(self) -> None:
+        """A step has ended: see whether the weights in suspected regions have gradients."""
+        with self._guard.part("Gradients could not be seen"), torch._C.DisableTorchFunction():
+            self.untrained.look()
+
+    def _watch_reentrant(self) -> bool:
         """Watch torch's reentrant checkpoint; ``False`` where it is not found."""
         function = reentrant_function()
         if getattr(function, "forward", None) is None:
@@ -101,7 +191,7 @@ class CheckpointCalls(Struct, eq=False):
         self._watch_function(function)
         return True
 
-    def watch_non_reentrant(self) -> bool:
+    def _watch_non_reentrant(self) -> bool:
         """Watch torch's other checkpoint; ``False`` where it is not found."""
         original = generator_function()
         if original is None:
@@ -109,32 +199,22 @@ class CheckpointCalls(Struct, eq=False):
         arguments = Arguments(original)
 
         def generator(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
-            self._count("non-reentrant")
-            if not self._regions.wanted:
+            self.entered["non-reentrant"] += 1
+            if not self.comparison.wanted:
                 return call(function, *args, **kwargs)
-            with self._regions.preparing():
+            with self.comparison.preparing():
                 options = arguments.options((function, *args), kwargs)
                 frame, followed = sys._getframe(1), torch.is_grad_enabled()
                 this_call = CheckpointCall(
                     "non-reentrant", function, inputs(args), frame, options, differentiated=followed
                 )
-                region = self._regions.region(this_call)
+                region = self.comparison.region(this_call)
                 recompute = self._guard.inside(function, region.recompute)
             inner = call(recompute, *args, **kwargs)
             return within(inner, Sheltered(self._guard, region.forward()))
 
-        replace_generator(self._guard.around(original, generator), self._patches)
+        replace_generator(self._guard.around(original, generator), self.patches)
         return True
-
-    def watch_others(self) -> None:
-        """Watch the libraries' checkpoint functions, once they are imported."""
-        catch_others(self._watch_function, self._watch_call, self._patches, self._guard)
-
-    def watch_own(self) -> None:
-        """Watch the autograd functions of the script's making that there are by now."""
-        for function in own_functions():
-            if function not in self.watched:
-                self._watch_function(function, known=False)
 
     def _watch_function(self, function: Any, *, known: bool = True) -> None:
         """Give a region to what an autograd function of the reentrant kind runs.
@@ -168,20 +248,20 @@ class CheckpointCalls(Struct, eq=False):
             if not (args and callable(args[0])):
                 place = next((n for n, arg in enumerate(args) if callable(arg)), None)
             if place is not None:
-                self._count("reentrant")
+                self.entered["reentrant"] += 1
                 if not needs_gradient(args):
                     self._suspect(args[place], args[place + 1 :])
                 if not (known or isinstance(args[place], _FUNCTIONS)):
                     if sure:
                         self._note(function.__name__, sys._getframe(1))
-                    if self._regions.wanted and isinstance(args[place], nn.Module):
+                    if self.comparison.wanted and isinstance(args[place], nn.Module):
                         applied = Application(ctx, args)
-                        with self._regions.around_module(this_call(applied, place)):
+                        with self.comparison.around_module(this_call(applied, place)):
                             return applied.ended(call(ctx, *args, **kwargs))
-                elif self._regions.wanted:
-                    with self._regions.preparing():
+                elif self.comparison.wanted:
+                    with self.comparison.preparing():
                         applied = Application(ctx, args)
-                        region = self._regions.region(this_call(applied, place))
+                        region = self.comparison.region(this_call(applied, place))
                         runs = _Runs()
                         both = self._both_runs(args[place], region, runs)
                         if not known:
@@ -193,9 +273,9 @@ class CheckpointCalls(Struct, eq=False):
                 self._note(function.__name__, sys._getframe(1))
             return call(ctx, *args, **kwargs)
 
-        self.watched.append(function)
+        self.comparison.functions.append(function)
         guarded = self._guard.around(original, forward)
-        self._patches.replace(function, "forward", staticmethod(guarded))
+        self.patches.replace(function, "forward", staticmethod(guarded))
 
     def _watch_call(self, module: ModuleType, name: str) -> None:
         """Give a region to what a function of the non-reentrant kind runs: its first argument.
@@ -205,15 +285,15 @@ class CheckpointCalls(Struct, eq=False):
         """
 
         def checkpoint(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
-            self._count("non-reentrant")
-            if not self._regions.wanted:
+            self.entered["non-reentrant"] += 1
+            if not self.comparison.wanted:
                 return call(function, *args, **kwargs)
             runs = _Runs()
             function = self._region_when_run(name, function, runs)
             with runs.of_forward():
                 return call(function, *args, **kwargs)
 
-        self._patches.wrap(self._guard, module, name, checkpoint)
+        self.patches.wrap(self._guard, module, name, checkpoint)
 
     def _region_when_run(self, library: str, function: Any, runs: _Runs) -> Callable[..., Any]:
         """The function, given a region in its first run."""
@@ -222,7 +302,7 @@ class CheckpointCalls(Struct, eq=False):
         def run(call: Call, *args: Any, **kwargs: Any) -> Any:
             nonlocal both
             if both is None:
-                with self._regions.preparing():
+                with self.comparison.preparing():
                     this_call = CheckpointCall(
                         "non-reentrant",
                         function,
@@ -231,7 +311,7 @@ class CheckpointCalls(Struct, eq=False):
                         library=library,
                         differentiated=torch.is_grad_enabled() or needs_gradient(args),
                     )
-                    both = self._both_runs(function, self._regions.region(this_call), runs)
+                    both = self._both_runs(function, self.comparison.region(this_call), runs)
             return call.instead(both, *args, **kwargs)
 
         return self._guard.around(function, run, named=False)
@@ -252,20 +332,27 @@ class CheckpointCalls(Struct, eq=False):
 
         return self._guard.around(function, run, named=False)
 
-    def _count(self, variant: Variant) -> None:
-        self.entered[variant] = self.entered.get(variant, 0) + 1
-
     def _note(self, function: str, frame: FrameType | None) -> None:
         """Note where a function is called that gets no regions, such as a reversible block."""
         if function in self.functions:
             return
         with self._guard.part(UNNAMED):
-            self.functions[function] = self._sites.called_at(frame)
+            self.functions[function] = self.sites.called_at(frame)
 
     def _suspect(self, function: object, args: tuple[object, ...]) -> None:
         unseen = self._guard.part("Checkpoint inputs could not be seen")
         with unseen, torch._C.DisableTorchFunction():
             self.untrained.entered(function, args)
+
+    def _cannot_watch(self, variant: Variant) -> None:
+        self._warn(
+            f"This version of torch ({torch.__version__}) has no {variant} checkpoint in the "
+            "expected place, so its regions carry no annotations in the trace."
+        )
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warnings:
+            self._warnings.append(text)
 
 
 class _Runs(Struct, eq=False):
@@ -331,122 +418,6 @@ def _names(function: object, depth: int) -> Iterator[str]:
             yield from _names(beside, depth - 1)
 
 
-class Probe:
-    """The annotations of one process.
-
-    Attributes:
-        sites: Source lines of the call sites that were named.
-        switches: Where checkpoints were switched on.
-        patches: What is put back in the end.
-        warnings: What could not be watched in this version of torch.
-        switched_on: Ways of checkpointing that were on when recording last began.
-        entered: Calls of checkpointed regions so far, by variant.
-        functions: By name, the line that calls each checkpoint function that is not annotated.
-        comparison: Compares the recomputes of one step with their forward.
-        policies: The step in which policies of selective checkpoints are seen deciding.
-        untrained: Looks for weights that a reentrant checkpoint keeps from their gradients.
-    """
-
-    def __init__(self, start_folder: Path, guard: Guard | None = None) -> None:
-        self._guard = guard or Guard()
-        self.sites = CallSites(start_folder)
-        self.switches = Switches(self.sites, self._guard)
-        self._index = ModuleIndex()
-        self._origins = Origins(self.sites, self.switches, self._index)
-        self.patches = Patches()
-        annotated = AnnotatedRegions(self._origins, self._guard)
-        self.comparison = ComparedRegions(annotated, self._index, self._guard)
-        self.policies = DecisionWatch(self.sites, self._guard, lambda: annotated.within)
-        self._calls = CheckpointCalls(self.comparison, self.sites, self.patches, self._guard)
-        self.comparison.functions = self._calls.watched
-        self.comparison.learn = self._learn
-        self.untrained = self._calls.untrained
-        self.entered = self._calls.entered
-        self.functions = self._calls.functions
-        self._warnings: list[str] = []
-        self.switched_on: tuple[SwitchedOn, ...] = ()
-        self._left_out = False
-
-    @property
-    def warnings(self) -> list[str]:
-        """The kinds of checkpoints that could not be watched, one sentence each."""
-        return [*self._warnings, *self.switches.warnings, *self._guard.left_out]
-
-    def install(self) -> None:
-        """Begin to watch; before the script is imported."""
-        possible = can_annotate()
-        if possible:
-            self.switches.install()
-        if not (possible and self._calls.watch_reentrant()):
-            self._cannot_watch("reentrant")
-        if not (possible and self._calls.watch_non_reentrant()):
-            self._cannot_watch("non-reentrant")
-        if possible:
-            self._calls.watch_others()
-
-    def remove(self) -> None:
-        self.comparison.compared()
-        self.policies.end()
-        self.switches.remove()
-        self.patches.undo()
-
-    def watch(self, cuda: bool) -> StepWatch:
-        """The watch over two steps; it knows the modules that exist by now."""
-        sites, guard = self.sites, self._guard
-        return StepWatch(
-            Ledger(sites.line_of),
-            self._index.name_of,
-            sites.installed_at,
-            guard.around,
-            guard.is_scripts,
-            Patches(),
-            cuda=cuda,
-        )
-
-    def leave_out(self, why: str) -> None:
-        """Annotate nothing from here on, nor say what is on, and warn why."""
-        self.remove()
-        self._left_out = True
-        self._warn(why)
-
-    def begin(self) -> None:
-        """Recording is about to start: learn the modules there are now, and what is on."""
-        if self._left_out:
-            return
-        self._learn()
-        with self._guard.part("Modules could not be named"):
-            self._index.rebuild()
-            self.switched_on = self.switches.still_on()
-
-    def _learn(self) -> None:
-        """Watch the checkpoint functions that the script has made by now."""
-        if not self._left_out:
-            with self._guard.part("Checkpoint functions of the script are not known"):
-                self._calls.watch_own()
-
-    def asker(self, call: CheckpointCall) -> Origin:
-        """Module, mechanism and site of a checkpoint call, as annotated."""
-        found = [Origin()]
-        with self._guard.part(UNNAMED):
-            found.append(self._origins.asker(call))
-        return found[-1]
-
-    def look_at_gradients(self) -> None:
-        """A step has ended: see whether the weights in suspected regions have gradients."""
-        with self._guard.part("Gradients could not be seen"), torch._C.DisableTorchFunction():
-            self.untrained.look()
-
-    def _cannot_watch(self, variant: Variant) -> None:
-        self._warn(
-            f"This version of torch ({torch.__version__}) has no {variant} checkpoint in the "
-            "expected place, so its regions carry no annotations in the trace."
-        )
-
-    def _warn(self, text: str) -> None:
-        if text not in self._warnings:
-            self._warnings.append(text)
-
-
 Checkpoint = Callable[[object], Any]
 
 
@@ -464,10 +435,10 @@ def install_self_test(probe: Probe) -> None:
         with probe.switches.aside():  # which are not the script's
             missed = uncaught(_wrappers(module))
         if missed:
-            _leave_out(probe, missed)
+            probe.leave_out(missed)
 
     if missed := uncaught(_direct()):
-        _leave_out(probe, missed)
+        probe.leave_out(missed)
         return
     probe.install()
     probe.patches.add(after_import(WRAPPER_MODULE, wrapper_imported))
@@ -523,14 +494,6 @@ def _wait_for(ours: object, patches: Patches) -> None:
             return generator(function, *args, **kwargs)
 
         replace_generator(watched_generator, patches)
-
-
-def _leave_out(probe: Probe, missed: tuple[str, ...]) -> None:
-    probe.leave_out(
-        f"In this version of torch ({torch.__version__}) recompute-scan cannot see calls of some "
-        f"checkpoints: {', '.join(missed)}. So the trace has no annotations: counts come from "
-        "the operators, and call sites are unknown."
-    )
 
 
 def _direct() -> dict[str, Checkpoint]:

@@ -44,21 +44,18 @@ from recompute_scan.record.torch_versions import (
 _T = TypeVar("_T")
 
 
-class Call:
+class Call(Struct, eq=False):
     """A call of the script's function, for ours that is around it.
 
     Calling this calls the function, and keeps its outcome, so that it need not be called a
     second time if ours fails after it. It is compiled as it would be without us, by ``compiler``.
     """
 
-    __slots__ = ("_compiler", "_function", "error", "made", "result")
-
-    def __init__(self, function: Callable[..., Any], compiler: object) -> None:
-        self._function = function
-        self._compiler = compiler
-        self.made = False
-        self.result: Any = None
-        self.error: BaseException | None = None
+    _function: Callable[..., Any]
+    _compiler: object
+    made: bool = False
+    result: Any = None
+    error: BaseException | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._compiler is not None:
@@ -184,23 +181,10 @@ class Guard:
     def aside(self, ours: Callable[..., object]) -> Callable[..., None]:
         """A function to be called back at an event that takes no answer."""
 
-        @functools.wraps(ours)
-        def aside(*args: Any, **kwargs: Any) -> None:
-            if is_compiling() or self.failure is not None:
-                return
-            compiler = compile_frames_by(None)
-            try:
-                ours(*args, **kwargs)
-            except BaseException as error:
-                if not self._met(error):
-                    hide_own_frames(error)
-                    raise
-            finally:
-                if compiler is not None:
-                    compile_frames_by(compiler)
+        def called(_: Call, *args: Any, **kwargs: Any) -> None:
+            ours(*args, **kwargs)
 
-        run_uncompiled(aside)
-        return aside
+        return functools.wraps(ours)(self.around(_nothing, called, named=False))
 
     def run(self, ours: Callable[[], _T], otherwise: _T) -> _T:
         """The return value of ours, or, if it fails, the other value."""
@@ -278,13 +262,12 @@ class Guard:
         return is_from_handler(error)
 
 
-class Sheltered:
+class Sheltered(Struct, eq=False):
     """A context manager of ours for a ``with`` statement around the script's code: never fails."""
 
-    def __init__(self, guard: Guard, context: AbstractContextManager[Any]) -> None:
-        self._guard = guard
-        self._context = context
-        self._entered = False
+    _guard: Guard
+    _context: AbstractContextManager[Any]
+    _entered: bool = False
 
     def __enter__(self) -> None:
         def enter() -> None:
@@ -318,6 +301,13 @@ def within(
         raise
     for _ in inner:
         yield
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+run_uncompiled(_nothing)
 
 
 def hide_own_frames(error: BaseException) -> None:

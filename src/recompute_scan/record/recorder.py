@@ -173,14 +173,13 @@ class Recorder:
         self.counter = StepCounter()
         self.probe = Probe(Path.cwd(), guard)
         self.graphs = CompiledGraphs(folder, lambda: self.ranks.rank, guard)
-        count = self.probe.comparison
-        self._first_word = FirstWord(count, plan, self._say) if reports else None
+        self._comparison = self.probe.comparison
+        self._first_word = FirstWord(self._comparison, plan, self._say) if reports else None
         self._watch: StepWatch | None = None
         self._thread = threading.get_ident()
         self.plan = plan
         self._wanted_device = device
         self._keep_going = keep_going
-        self._comparison = self.probe.comparison if plan.fidelity else None
         self._gauges = gauges
         self._on_kept = on_kept
         self.membership = Membership(plan, recording_ranks)
@@ -319,7 +318,11 @@ class Recorder:
         try:
             goes_on()
         except OSError as error:  # a disk that is full, a folder that has gone
-            self._fail(error)
+            self.kept.failure = f"Recording was given up: {type(error).__name__}: {error}"
+            self.kept.phase = Phase.DONE
+            made = self.counter.steps
+            self.membership.last_step.settle(made, self.plan.wanted - made)
+            self._drop_window()
 
     def _advance(self) -> None:
         if self.kept.phase is Phase.TIMING and self._timer is not None:
@@ -469,7 +472,7 @@ class Recorder:
     def _begin_comparison(self) -> None:
         """All that a profiler records is there: one more step is compared, once."""
         kept = self.kept
-        if self._comparison is None or kept.fidelity is not None:
+        if not self.plan.fidelity or kept.fidelity is not None:
             return
         if kept.trace is None and (not self.plan.only_compares or kept.failure is not None):
             return
@@ -482,7 +485,7 @@ class Recorder:
             kept.phase = Phase.COMPARING
 
     def _end_comparison(self) -> None:
-        if self.kept.phase is Phase.COMPARING and self._comparison is not None:
+        if self.kept.phase is Phase.COMPARING:
             self.kept.phase = Phase.DONE
             if self.kept.device == "cuda":
                 wait_for_gpus()
@@ -597,13 +600,6 @@ class Recorder:
         """The device in use now; ``kept.device`` is known once the warm-up is over."""
         used = torch.cuda.is_initialized()
         return "cuda" if used and self._wanted_device != "cpu" else "cpu"
-
-    def _fail(self, error: Exception) -> None:
-        self.kept.failure = f"Recording was given up: {type(error).__name__}: {error}"
-        self.kept.phase = Phase.DONE
-        made = self.counter.steps
-        self.membership.last_step.settle(made, self.plan.wanted - made)
-        self._drop_window()
 
     def _say(self, text: str) -> None:
         if self.ranks.rank == 0:

@@ -222,7 +222,7 @@ class Recording:
         ]
         if in_cell:
             self._wording = _IN_CELL
-            self._hooks = StepHooks(recorder.counter, _FoundSteps(self), guard)
+            self._hooks = StepHooks(recorder.counter, self._found_step, self._restart, guard)
             installs += [self._hooks.install, self._hooks.adopt]
         for install in installs:
             guard.run(install, otherwise=None)
@@ -245,6 +245,14 @@ class Recording:
                 )
             return
         self._pass_boundary(live, EXPLICIT)
+
+    def _found_step(self) -> None:
+        if self._live is not None:
+            self._pass_boundary(self._live, None)
+
+    def _restart(self) -> None:
+        if self._live is not None:
+            self._guard.run(self._live.restart, otherwise=None)
 
     def _pass_boundary(self, live: Recorder, event: str | None) -> None:
         """A step has ended, with an event that is not counted yet, or with one that is."""
@@ -293,12 +301,7 @@ class Recording:
         """Take everything out of the process, and write the run record."""
         global _current
         try:
-            for remove in (
-                live.finish,
-                live.others.remove,
-                live.probe.remove,
-                live.graphs.remove,
-            ):
+            for remove in (live.finish, live.others.remove, live.probe.remove, live.graphs.remove):
                 self._guard.run(remove, otherwise=None)
             live.graphs.write()
         finally:
@@ -322,23 +325,6 @@ class Recording:
             write_run_info(live.kept.folder, self.info)
         except OSError as unwritten:
             self._unwritten = cannot_write(live.kept.folder, unwritten)
-
-
-class _FoundSteps:
-    """Gives a recording the boundaries that the hooks of optimizers find."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-
-    def restart(self) -> None:
-        live = self._recording._live
-        if live is not None:
-            self._recording._guard.run(live.restart, otherwise=None)
-
-    def boundary(self) -> None:
-        live = self._recording._live
-        if live is not None:
-            self._recording._pass_boundary(live, None)
 
 
 def record(

@@ -10,7 +10,7 @@ that a selective checkpoint keeps are in wrappers of torch's, which are followed
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -183,28 +183,22 @@ class SavedTensors:
     def module_runs(
         self, runs: Sequence[tuple[int, int, int]], fixed: Collection[int] = ()
     ) -> tuple[ModuleRun, ...]:
-        """These runs with the begins of their backward passes; fixed modules have none."""
-        parts: dict[int, set[int]] = defaultdict(set)
-        for run, (_, _, around) in enumerate(runs):
-            parts[around].add(run)
+        """These runs with the begins of their backward passes; fixed modules have none.
+
+        A backward pass begins when it first lets go of something that the run had saved, or its
+        parts. Of what is never trained it lets go of nothing: then it is -1.
+        """
+        began: dict[int, int] = {}
+        for one in self._holds:
+            if one.kind == "saved" and one.in_backward:
+                began[one.run] = min(one.end, began.get(one.run, one.end))
+        parts = [(around, began[run]) for run, (*_, around) in enumerate(runs) if run in began]
+        for around, first in parts:
+            began[around] = min(first, began.get(around, first))
         return tuple(
-            ModuleRun(
-                place, begin, -1 if place in fixed else self.backward_began(run, parts[run]), around
-            )
+            ModuleRun(place, begin, -1 if place in fixed else began.get(run, -1), around)
             for run, (place, begin, around) in enumerate(runs)
         )
-
-    def backward_began(self, run: int, parts: Collection[int] = ()) -> int:
-        """When the backward pass first let go of something that the run had saved, or its parts.
-
-        Of what is never trained it lets go of nothing: then -1.
-        """
-        ends = [
-            one.end
-            for one in self._holds
-            if (one.run == run or one.run in parts) and one.kind == "saved" and one.in_backward
-        ]
-        return min(ends, default=-1)
 
     def _passes(self, *, picks: bool = False) -> None:
         """An event: what the device had allocated until now, and what of it lives unheld. Behind

@@ -163,7 +163,7 @@ class Session:
         self._termination = Termination(
             lambda: recorder.kept.phase is Phase.TRACE, self._terminated
         )
-        self._hooks = StepHooks(self._counter, self, guard)
+        self._hooks = StepHooks(self._counter, self.boundary, self.restart, guard)
         self._unstepped = Unstepped(self._counter, guard)
         self._watchdog = Watchdog(
             folder, options.timeout_s, lambda: self._counter.steps, self._hung, self._idles, guard
@@ -188,6 +188,8 @@ class Session:
             self._plain = PlainFunctions(self._bypass, guard)
         if options.switching:
             self._alternation = Alternation(self._bypass, self._recorder, options.warmup)
+        wanted = self._bypass if self._bypassing else None
+        self._changes = [one for one in (wanted, self._plain, self._gauges) if one is not None]
 
     def run(self, program: Callable[[Callable[[BaseException], None]], Exit]) -> RunInfo:
         """This process's run record of the program, which runs now.
@@ -232,9 +234,7 @@ class Session:
             self._unstepped.install,
             self._graphs.install,
             lambda: install_self_test(self._probe),
-            *([self._bypass.install] if self._bypassing else []),
-            *([self._plain.install] if self._plain else []),
-            *([self._gauges.install] if self._gauges else []),
+            *(one.install for one in self._changes),
             recorder.others.install,
             self._hooks.install,
             lambda: self._patches.replace(os, "_exit", self._leave),
@@ -247,10 +247,8 @@ class Session:
     def _removals(self) -> list[Callable[[], object]]:
         return [
             self._recorder.others.remove,
-            *([self._gauges.remove] if self._gauges else []),
+            *(one.remove for one in reversed(self._changes)),
             self._graphs.remove,
-            self._bypass.remove,
-            *([self._plain.remove] if self._plain else []),
             self._probe.remove,
             self._unstepped.remove,
             self._patches.undo,

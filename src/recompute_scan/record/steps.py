@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from msgspec import Struct, field
@@ -105,18 +105,6 @@ _MARK = "_recompute_scan_wrapped"
 _NONE = -1
 
 
-class Listener(Protocol):
-    """Gets the boundaries. Both are called outside any running backward pass, with nothing between
-    them and the script but what :class:`StepHooks` is called through.
-    """
-
-    def restart(self) -> None:
-        """Another optimizer ends the step than was thought: earlier boundaries were wrong."""
-
-    def boundary(self) -> None:
-        """A step has ended. May raise to end the script."""
-
-
 class StepCounter:
     """Decides which event ends a step. ``steps`` is how often that event was seen so far."""
 
@@ -187,16 +175,22 @@ _GONE: list[Any] = []
 
 
 class StepHooks(Struct, eq=False, weakref=True):
-    """Turns optimizer steps and ``recompute_scan.step()`` into a listener's boundaries.
+    """Turns optimizer steps and ``recompute_scan.step()`` into calls at step boundaries.
 
     torch's global optimizer hooks run inside the profiler range of the optimizer's step, and
     older versions of ``torch.compile`` take them out. So each optimizer class's ``step`` gets a
     wrapper of ours around torch's own when the first of its kind is made, and the global hook
     serves optimizers that escaped it. A step that is compiled itself is not seen.
+
+    ``_boundary`` is called where a step has ended, and may raise to end the script; ``_restart``
+    where another optimizer ends the step than was thought, so that earlier boundaries were wrong.
+    Both are called outside any running backward pass, with nothing between them and the script but
+    what the hooks are called through.
     """
 
     _counter: StepCounter
-    _listener: Listener
+    _boundary: Callable[[], None]
+    _restart: Callable[[], None]
     _guard: Guard
     records: bool = True
     _optimizers: dict[int, weakref.ref[Any]] = field(default_factory=dict)
@@ -318,9 +312,9 @@ class StepHooks(Struct, eq=False, weakref=True):
         restart, self._restart_due = self._restart_due, False
         boundary, self._boundary_due = self._boundary_due, False
         if restart:
-            self._listener.restart()
+            self._restart()
         if boundary:
-            self._listener.boundary()
+            self._boundary()
 
     def _wrap_backward(self) -> None:
         # Inside a running backward nothing may be raised and no profiler started or stopped, so
