@@ -57,7 +57,7 @@ def failure_page(code: str, examples: Sequence[str | None]) -> str:
         parts += [general.more.strip()] if general.more else []
         more = _first(general.fix)[1]
         parts += ["## Fix", _wrapped(more)] if more else []
-        parts += ["## Sources", *filter(None, [_wrapped(_versions(general))])]
+        parts += ["## Sources", _wrapped(_versions(general))]
     else:
         shown: set[str] = set()
         warnings = {one.gradients for one in causes}
@@ -114,8 +114,7 @@ def _cause(
     parts += [one.more.strip()] if one.more else []
     if one.gradients and not alike:
         parts.append(_wrapped(f"**Safe?** {'As above.' if same_safety else one.gradients}"))
-    versions = _versions(one)
-    return [*parts, _wrapped(f"*{versions}*")] if versions else parts
+    return [*parts, f"*{_wrapped(_versions(one))}*"]
 
 
 def _log(example: str | None) -> list[str]:
@@ -124,8 +123,10 @@ def _log(example: str | None) -> list[str]:
 
 def _versions(one: Signature) -> str:
     """The versions, where it is tied to some, and whether it was reproduced."""
-    checked = "Reproduced." if one.checked == "reproduced" else ""
-    return checked if one.versions == _ANY_VERSION else f"{one.versions} {checked}".rstrip()
+    reproduced = one.checked == "reproduced"
+    if one.versions == _ANY_VERSION:
+        return "Reproduced." if reproduced else "Reported."
+    return f"{one.versions}{' Reproduced.' if reproduced else ''}"
 
 
 def _wrapped(text: str) -> str:

@@ -134,7 +134,7 @@ _STATIC = Signature(
     fix="""Set static_graph=False. If some steps leave parameters out, set
         find_unused_parameters=True with non-reentrant checkpoints (RS111).""",
     gradients=NON_REENTRANT,
-    versions="torch 1.9 and later, with static_graph=True or _set_static_graph().",
+    versions="torch 1.9 and later, with static_graph=True.",
     sources=(f"{_TORCH}58111",),
 )
 

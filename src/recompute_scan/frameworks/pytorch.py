@@ -176,8 +176,7 @@ def signatures() -> tuple[Signature, ...]:
             cause="""In many versions, import torch alone does not import this module. The code
                 works only where something else has imported it.""",
             fix="""Put `import torch.utils.checkpoint` into the file that the traceback ends in, or
-                at the top of your script. If the file is a library's, upgrade it (transformers
-                4.3 and 4.17 mended some models).""",
+                at the top of your script. If the file is a library's, upgrade it.""",
             sources=(
                 "huggingface/transformers/issues/9617",
                 "huggingface/transformers/issues/15422",
