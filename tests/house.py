@@ -35,7 +35,7 @@ BANNED = frozenset(
 LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (206, 175),
     "lines of src": (69_064, 52_000),
-    "lines of tests": (63_760, 46_000),
+    "lines of tests": (63_695, 46_000),
     "lines of benchmarks": (5_977, 5_500),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (2, 10),

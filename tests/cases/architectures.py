@@ -19,6 +19,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 from .case import Build, TrainingStep, doubled, full, none
+from .loops import updated
 from .model import NON_REENTRANT, REENTRANT, Oracle, Variant, run
 from .watch import watch
 
@@ -47,17 +48,14 @@ def use(model: Any, own: Own, wrapper: Own, layer: str) -> None:
 def trained(model: nn.Module, inputs: Callable[[], dict[str, Tensor]]) -> TrainingStep:
     """A step on a batch of these inputs, which have labels among them."""
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    adamw = torch.optim.AdamW(wanted, lr=1e-3)
 
-    def step() -> None:
+    def gradients() -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="None of the inputs have requires_grad")
             loss = model(**inputs()).loss
         loss.backward()
-        adamw.step()
-        adamw.zero_grad()
 
-    return step
+    return updated(wanted, gradients)
 
 
 def lora(own: Own = None, wrapper: Own = None, dropout: float = 0.0) -> Build:
@@ -223,18 +221,15 @@ def dropout_everywhere(outer: Own = None, inner: Own = None) -> Build:
             layer.inner = inner
             watch(oracle, layer, f"layers.{number}", "attention", "_sa_block")
             watch(oracle, layer, f"layers.{number}", "mlp", "_ff_block")
-        adamw = torch.optim.AdamW(model.parameters())
         inputs = torch.randn(BATCH, LENGTH, WIDTH, device=device, requires_grad=True)
 
-        def step() -> None:
+        def gradients() -> None:
             x = F.dropout(inputs, 0.1)
             for layer in layers:
                 x = run(outer, layer, x)
             x.square().mean().backward()
-            adamw.step()
-            adamw.zero_grad()
 
-        return step
+        return updated(model.parameters(), gradients)
 
     return build
 

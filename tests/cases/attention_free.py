@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from .case import Build, Case, TrainingStep, doubled, full, none
+from .loops import updated
 from .model import NON_REENTRANT, REENTRANT, Oracle, Variant, run
 from .watch import unwatched, watch
 
@@ -67,7 +68,6 @@ def trained(
             assert isinstance(layer, Layer)
             watch(oracle, layer.first, f"layers.{number}", "attention")
             watch(oracle, layer.second, f"layers.{number}", "mlp")
-        adamw = torch.optim.AdamW(stack.parameters())
         inputs = torch.randn(shape, device=device, requires_grad=True)
 
         def probed(layer: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -80,7 +80,7 @@ def trained(
 
                 y.register_hook(probe)
 
-        def step() -> None:
+        def gradients() -> None:
             x = inputs
             for number, layer in enumerate(stack):
                 y = run(outer if number in layers else None, layer, x)
@@ -92,10 +92,8 @@ def trained(
                 loss = loss + slope.square().sum()
             loss.backward()
             inputs.grad = None
-            adamw.step()
-            adamw.zero_grad()
 
-        return step
+        return updated(stack.parameters(), gradients)
 
     return build
 

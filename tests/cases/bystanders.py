@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from .case import Build, TrainingStep, doubled, full, none
-from .loops import batch, next_token_loss, stepping
+from .loops import batch, next_token_loss, stepping, updated
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Model, Oracle
 
 N, R = NON_REENTRANT, REENTRANT
@@ -57,10 +57,9 @@ def reference_model(asked: Checkpoints | None = None, rollouts: int = 2) -> Buil
         reference = Model(Oracle(), asked).to(device)
         reference.load_state_dict(policy.state_dict())
         reference.requires_grad_(False)
-        adamw = torch.optim.AdamW(policy.parameters())
         start = batch(device)
 
-        def step() -> None:
+        def gradients() -> None:
             tokens = start
             policy.eval()
             with torch.no_grad():
@@ -74,10 +73,8 @@ def reference_model(asked: Checkpoints | None = None, rollouts: int = 2) -> Buil
             gain = -ours.gather(-1, tokens[..., None]).mean()
             distance = F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
             (gain + distance).backward()
-            adamw.step()
-            adamw.zero_grad()
 
-        return step
+        return updated(policy.parameters(), gradients)
 
     return build
 

@@ -20,7 +20,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import checkpoint
 
 from .case import Build, Case, TrainingStep, doubled, full, none
-from .loops import batch, next_token_loss
+from .loops import batch, next_token_loss, updated
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Model, Oracle, Variant, run
 
 N, R = NON_REENTRANT, REENTRANT
@@ -132,18 +132,15 @@ def compiled(
             layers = (_Compiled(layer, backend, around) for layer in model.layers)
             model.layers = nn.ModuleList(layers)
             model.asked = Checkpoints(outer=outside)
-        adamw = torch.optim.AdamW(model.parameters())
         tokens = batch(device)
 
-        def step() -> None:
+        def gradients() -> None:
             with warnings.catch_warnings():
                 # While it compiles, torch warns of what it looks at itself.
                 warnings.simplefilter("ignore")
                 next_token_loss(forward(tokens), tokens).backward()
-            adamw.step()
-            adamw.zero_grad()
 
-        return step
+        return updated(model.parameters(), gradients)
 
     return build
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from .case import Build, Case, TrainingStep, partial
-from .loops import batch, next_token_loss
+from .case import Build, Case, partial
+from .loops import ordinary, stepping
 from .model import LAYERS, Mlp, Model, Oracle
 
 
@@ -75,22 +75,11 @@ class DiscardingMlp(Mlp):
 def discarded(layers: range, mlp: type[DiscardingMlp] = DiscardingMlp) -> Build:
     """The ordinary step, with such MLP halves in these layers."""
 
-    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        model = Model(oracle)
+    def change(model: Model, oracle: Oracle) -> None:
         for number in layers:
             model.layers[number].mlp = mlp(oracle, f"layers.{number}")
-        model.to(device)
-        adamw = torch.optim.AdamW(model.parameters())
-        tokens = batch(device)
 
-        def step() -> None:
-            next_token_loss(model(tokens), tokens).backward()
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
-
-    return build
+    return stepping(ordinary, change=change)
 
 
 DISCARDED = (

@@ -28,7 +28,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from .case import Build, Case, TrainingStep, doubled, full, none, record
-from .loops import batch, next_token_loss
+from .loops import batch, next_token_loss, updated
 from .marked import annotating
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Layer, Model, Oracle
 from .truth import Truth, read_truth, write_truth
@@ -70,20 +70,17 @@ def shard(
             warnings.filterwarnings("ignore", message="FSDP is switching to use `NO_SHARD`")
             plain = Model(oracle, asked).to(device)
             model = _distribute(plain, device, method, wrapper, wrapper_outside, mixed)
-        adamw = torch.optim.AdamW(model.parameters())
         batches = [batch(device) for _ in range(micro_batches)]
 
-        def step() -> None:
+        def gradients() -> None:
             for tokens in batches:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* view")
                     logits = model(tokens)
                 loss = next_token_loss(logits.float(), tokens)
                 (loss / micro_batches).backward()
-            adamw.step()
-            adamw.zero_grad()
 
-        return step
+        return updated(model.parameters(), gradients)
 
     return build
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from .case import Build, TrainingStep, doubled, full
-from .loops import batch, next_token_loss
+from .loops import batch, next_token_loss, updated
 from .model import LAYERS, Checkpoints, Layer, Model, Oracle
 from .trees import Tree, equal_layers, run_tree
 
@@ -39,10 +39,9 @@ def layered(tree: Tree, early_stop: bool = False, models: int = 1, micro_batches
             ]
             model.layers = nn.ModuleList([*model.layers, *more])
             trained.append(model.to(device))
-        adamw = torch.optim.AdamW([p for model in trained for p in model.parameters()])
         tokens = batch(device)
 
-        def step() -> None:
+        def gradients() -> None:
             for model in trained * micro_batches:
                 halves: list[Any] = [
                     half for layer in model.layers for half in (layer.attention, layer.mlp)
@@ -51,10 +50,8 @@ def layered(tree: Tree, early_stop: bool = False, models: int = 1, micro_batches
                 with set_checkpoint_early_stop(early_stop):
                     x = run_tree(tree, halves, x)
                 next_token_loss(model.logits(x), tokens).backward()
-            adamw.step()
-            adamw.zero_grad()
 
-        return step
+        return updated([p for model in trained for p in model.parameters()], gradients)
 
     return build
 

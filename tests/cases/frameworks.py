@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from .case import Build, Case, TrainingStep
 from .discarded import DiscardingMlp, discarded
-from .loops import batch, next_token_loss
-from .model import LAYERS, NON_REENTRANT, REENTRANT, Model, Oracle, run
+from .loops import batch, next_token_loss, updated
+from .model import LAYERS, NON_REENTRANT, REENTRANT, Layer, Model, Oracle, run
 
 Function = Callable[[Tensor], Tensor]
 # A function under a checkpoint.
 Under = Callable[[Function], Function]
+Layers = Callable[[list[Layer]], list[Function]]
 
 
 def _torch_reentrant(function: Function) -> Function:
@@ -71,28 +72,35 @@ def _fairscale(function: Function) -> Function:
     return wrapped
 
 
-def under(*checkpoints: Under) -> Build:
-    """The ordinary step, with these checkpoints around each layer, outermost first."""
+def layered(layers: Layers, micro_batches: int = 1) -> Build:
+    """The ordinary step, with what ``layers`` makes of the model's."""
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         model = Model(oracle).to(device)
-        functions: list[Function] = list(model.layers)
-        for checkpoint in reversed(checkpoints):
-            functions = [checkpoint(function) for function in functions]
-        adamw = torch.optim.AdamW(model.parameters())
-        tokens = batch(device)
+        functions = layers([layer for layer in model.layers if isinstance(layer, Layer)])
+        tokens = [batch(device) for _ in range(micro_batches)]
 
-        def step() -> None:
-            x: Tensor = model.embedding(tokens)
-            for function in functions:
-                x = function(x)
-            next_token_loss(model.logits(x), tokens).backward()
-            adamw.step()
-            adamw.zero_grad()
+        def gradients() -> None:
+            for some in tokens:
+                x: Tensor = model.embedding(some)
+                for function in functions:
+                    x = function(x)
+                next_token_loss(model.logits(x), some).backward()
 
-        return step
+        return updated(model.parameters(), gradients)
 
     return build
+
+
+def under(*checkpoints: Under) -> Build:
+    """The ordinary step, with these checkpoints around each layer, outermost first."""
+
+    def within(function: Function) -> Function:
+        for checkpoint in reversed(checkpoints):
+            function = checkpoint(function)
+        return function
+
+    return layered(lambda layers: [within(layer) for layer in layers])
 
 
 class _Discarding:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .case import Build, Case, TrainingStep, doubled, full, none, partial
 from .frameworks import Function, Under, under
-from .loops import batch, next_token_loss, stepping
+from .loops import batch, next_token_loss, stepping, updated
 from .model import NON_REENTRANT, REENTRANT, Model, Oracle, run
 
 
@@ -324,18 +324,15 @@ def _with(own: Callable[[Tensor, Tensor, Tensor], Tensor], checkpoint: Under | N
         if checkpoint is not None:
             layers = [checkpoint(layer) for layer in layers]
         square = nn.Parameter(torch.eye(model.norm.normalized_shape[0], device=device))
-        adamw = torch.optim.AdamW([*model.parameters(), square])
         tokens = batch(device)
 
-        def step() -> None:
+        def gradients() -> None:
             x: Tensor = model.embedding(tokens)
             for layer in layers:
                 x = layer(x)
             own(model.norm(x), square, model.head.weight).backward()
-            adamw.step()
-            adamw.zero_grad()
 
-        return step
+        return updated([*model.parameters(), square], gradients)
 
     return build
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .case import Build, TrainingStep, doubled, full, partial
-from .frameworks import Function, Under, under
+from .frameworks import Function, Under, layered, under
 from .functions import named, parameters_of, passing_parameters, plain, torchs
 from .loops import batch, next_token_loss
 from .model import NON_REENTRANT, REENTRANT, Model, Oracle, run
@@ -136,26 +136,9 @@ def _many(name: str) -> Under:
 
 def some_layers(own: Under, every: int) -> Build:
     """Every n-th layer alone is under the function."""
-
-    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        model = Model(oracle).to(device)
-        layers: list[Function] = [
-            layer if place % every else own(layer) for place, layer in enumerate(model.layers)
-        ]
-        adamw = torch.optim.AdamW(model.parameters())
-        tokens = batch(device)
-
-        def step() -> None:
-            x: Tensor = model.embedding(tokens)
-            for layer in layers:
-                x = layer(x)
-            next_token_loss(model.logits(x), tokens).backward()
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
-
-    return build
+    return layered(
+        lambda layers: [one if at % every else own(one) for at, one in enumerate(layers)]
+    )
 
 
 def two_kinds() -> Build:

@@ -5,7 +5,7 @@ one that waits quantised, one that the node of the layer above fetches, tiles of
 recompute that another function's node or a gradient hook starts, hooks on saved tensors by hand.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,15 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from .case import Build, Case, TrainingStep, doubled, full, partial
-from .frameworks import Function, Under, under
+from .case import Case, doubled, full, partial
+from .frameworks import Function, Layers, Under, layered, under
 from .functions import family, named, parameters_of, plain, torchs
 from .functions_more import HALF_KEPT
-from .loops import batch, next_token_loss
-from .model import NON_REENTRANT, REENTRANT, Layer, Model, Oracle
+from .model import NON_REENTRANT, REENTRANT, Layer
 
 N, R = torchs(NON_REENTRANT), torchs(REENTRANT)
-Layers = Callable[[list[Layer]], list[Function]]
 
 
 def _again(ctx: Any, x: Tensor, gradient: Tensor) -> Any:
@@ -443,29 +441,6 @@ def _by_hand(function: Function) -> Function:
     return call
 
 
-def _model(layers: Layers, micro_batches: int = 1) -> Build:
-    """The ordinary step, with what ``layers`` makes of the model's."""
-
-    def build(oracle: Oracle, device: torch.device) -> TrainingStep:
-        model = Model(oracle).to(device)
-        functions = layers([layer for layer in model.layers if isinstance(layer, Layer)])
-        adamw = torch.optim.AdamW(model.parameters())
-        tokens = [batch(device) for _ in range(micro_batches)]
-
-        def step() -> None:
-            for some in tokens:
-                x: Tensor = model.embedding(some)
-                for function in functions:
-                    x = function(x)
-                next_token_loss(model.logits(x), some).backward()
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
-
-    return build
-
-
 class _Chain(nn.Module):
     def __init__(self, functions: list[Function]) -> None:
         super().__init__()
@@ -552,7 +527,7 @@ OTHERS = (
     full(
         "looks_accumulated",
         "Two micro-batches.",
-        _model(lambda layers: [LOOKS(layer) for layer in layers], 2),
+        layered(lambda layers: [LOOKS(layer) for layer in layers], 2),
         micro_batches=2,
         by_design=1,
     ),
@@ -563,7 +538,7 @@ OTHERS = (
     full(
         "reverses_pairs",
         "Two layers each.",
-        _model(_segments(REVERSES, lambda f: f, 2)),
+        layered(_segments(REVERSES, lambda f: f, 2)),
         by_design=1,
     ),
     full("reverses_slowly", "Inverts by iteration.", under(ITERATES), by_design=3),
@@ -581,43 +556,45 @@ OTHERS = (
     doubled("own_r_own", "The other between two.", under(BUFFERED, R, QUANTISED)),
     doubled("r_own_own", "Two in torch's.", under(R, BUFFERED, QUANTISED)),
     doubled("own_own_n", "Two around torch's.", under(BUFFERED, QUANTISED, N)),
-    doubled("pairs_own", "Two layers, and each.", _model(_segments(BUFFERED, QUANTISED, 2))),
-    full("pairs_own_once", "Two layers.", _model(_segments(BUFFERED, lambda f: f, 2))),
-    doubled("pairs_own_r", "Two layers, torch's inside.", _model(_segments(BUFFERED, R, 2))),
-    doubled("pairs_own_n", "The other inside.", _model(_segments(BUFFERED, N, 2))),
-    doubled("pairs_r_own", "Torch's around two.", _model(_segments(R, BUFFERED, 2))),
-    doubled("stack_own_r", "All layers, torch's in each.", _model(_segments(TREE, R, 4))),
-    doubled("stack_own_own", "All layers, and each.", _model(_segments(TREE, TREE, 4))),
-    doubled("stack_n_own", "Torch's around all.", _model(_segments(N, TREE, 4))),
-    full("halves_own", "Both halves.", _model(_halves(None, TREE, TREE))),
-    doubled("halves_in_own", "A layer and its halves.", _model(_halves(TREE, TREE, TREE))),
-    doubled("mlp_in_own", "A layer and one half.", _model(_halves(TREE, None, BUFFERED))),
-    doubled("mlp_own_in_n", "Torch's and one half.", _model(_halves(N, None, BUFFERED))),
-    doubled("mlp_n_in_own", "The other way.", _model(_halves(BUFFERED, None, N))),
-    partial("tiled_mlp", "Tiles of one half.", _model(_halves(None, None, LENGTHWISE))),
+    doubled("pairs_own", "Two layers, and each.", layered(_segments(BUFFERED, QUANTISED, 2))),
+    full("pairs_own_once", "Two layers.", layered(_segments(BUFFERED, lambda f: f, 2))),
+    doubled("pairs_own_r", "Two layers, torch's inside.", layered(_segments(BUFFERED, R, 2))),
+    doubled("pairs_own_n", "The other inside.", layered(_segments(BUFFERED, N, 2))),
+    doubled("pairs_r_own", "Torch's around two.", layered(_segments(R, BUFFERED, 2))),
+    doubled("stack_own_r", "All layers, torch's in each.", layered(_segments(TREE, R, 4))),
+    doubled("stack_own_own", "All layers, and each.", layered(_segments(TREE, TREE, 4))),
+    doubled("stack_n_own", "Torch's around all.", layered(_segments(N, TREE, 4))),
+    full("halves_own", "Both halves.", layered(_halves(None, TREE, TREE))),
+    doubled("halves_in_own", "A layer and its halves.", layered(_halves(TREE, TREE, TREE))),
+    doubled("mlp_in_own", "A layer and one half.", layered(_halves(TREE, None, BUFFERED))),
+    doubled("mlp_own_in_n", "Torch's and one half.", layered(_halves(N, None, BUFFERED))),
+    doubled("mlp_n_in_own", "The other way.", layered(_halves(BUFFERED, None, N))),
+    partial("tiled_mlp", "Tiles of one half.", layered(_halves(None, None, LENGTHWISE))),
     full(
-        "r_round_tiled_mlp", "In torch's.", _model(_halves(R, None, LENGTHWISE)), by_design=(0, 1)
+        "r_round_tiled_mlp", "In torch's.", layered(_halves(R, None, LENGTHWISE)), by_design=(0, 1)
     ),
-    full("tiled_mlp_in_n", "In the other.", _model(_halves(N, None, LENGTHWISE)), by_design=(0, 1)),
+    full(
+        "tiled_mlp_in_n", "In the other.", layered(_halves(N, None, LENGTHWISE)), by_design=(0, 1)
+    ),
     full(
         "tiled_mlp_in_own",
         "In a function.",
-        _model(_halves(TREE, None, LENGTHWISE)),
+        layered(_halves(TREE, None, LENGTHWISE)),
         by_design=(0, 1),
     ),
-    doubled("some_own_in_r", "Every second twice.", _model(_every_second(R, BUFFERED))),
-    doubled("some_own_in_own", "Every second twice.", _model(_every_second(TREE, BUFFERED))),
-    doubled("some_r_in_own", "Every second twice.", _model(_every_second(BUFFERED, R))),
+    doubled("some_own_in_r", "Every second twice.", layered(_every_second(R, BUFFERED))),
+    doubled("some_own_in_own", "Every second twice.", layered(_every_second(TREE, BUFFERED))),
+    doubled("some_r_in_own", "Every second twice.", layered(_every_second(BUFFERED, R))),
     doubled(
         "own_in_r_accumulated",
         "Two micro-batches.",
-        _model(lambda layers: [R(BUFFERED(layer)) for layer in layers], 2),
+        layered(lambda layers: [R(BUFFERED(layer)) for layer in layers], 2),
         micro_batches=2,
     ),
     doubled(
         "own_own_accumulated",
         "Two micro-batches.",
-        _model(lambda layers: [TREE(QUANTISED(layer)) for layer in layers], 2),
+        layered(lambda layers: [TREE(QUANTISED(layer)) for layer in layers], 2),
         micro_batches=2,
     ),
 )

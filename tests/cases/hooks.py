@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .case import Build, Case, TrainingStep, full, none
-from .loops import batch, next_token_loss
+from .loops import batch, ordinary, updated
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Model, Oracle
 from .watch import unwatched
 
@@ -38,7 +38,6 @@ def hook_runs_a_layer(
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         model = Model(oracle, asked).to(device)
         stranger = Model(oracle, prefix="stranger.").layers[0].to(device)
-        adamw = torch.optim.AdamW(model.parameters())
         tokens = batch(device)
         inputs: dict[nn.Module, Tensor] = {}
 
@@ -50,12 +49,7 @@ def hook_runs_a_layer(
         for layer in model.layers:
             _hang_on(layer, where, probe, inputs)
 
-        def step() -> None:
-            next_token_loss(model(tokens), tokens).backward()
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
+        return updated(model.parameters(), lambda: ordinary(model, tokens))
 
     return build
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .case import Build, TrainingStep, doubled, full, partial
 from .frameworks import Function
 from .kinds import BATCH, HEADS, LENGTH, VOCABULARY, WIDTH, Attending
+from .loops import updated
 from .model import NON_REENTRANT, REENTRANT, Oracle, Variant, run
 
 
@@ -100,15 +101,12 @@ def beside(what: str, *around: Variant | None) -> Build:
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         model = Model(oracle, around, what).to(device).train()
-        adamw = torch.optim.AdamW(model.parameters(), lr=1e-3)
         tokens = torch.randint(VOCABULARY, (BATCH, LENGTH), device=device)
 
-        def step() -> None:
+        def gradients() -> None:
             model(tokens).backward()
-            adamw.step()
-            adamw.zero_grad()
 
-        return step
+        return updated(model.parameters(), gradients)
 
     return build
 

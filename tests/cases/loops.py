@@ -1,11 +1,11 @@
 """One training step, in the ways that people write it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
@@ -22,6 +22,18 @@ def batch(device: torch.device) -> Tensor:
 
 def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def updated(parameters: Iterable[nn.Parameter], gradients: Callable[[], None]) -> TrainingStep:
+    """A step of AdamW on these parameters, each with what ``gradients`` leaves in it."""
+    adamw = torch.optim.AdamW(parameters)
+
+    def step() -> None:
+        gradients()
+        adamw.step()
+        adamw.zero_grad()
+
+    return step
 
 
 def train(
@@ -98,15 +110,9 @@ def stepping(
         model = Model(oracle, asked)
         change(model, oracle)
         model.to(device)
-        adamw = torch.optim.AdamW(model.parameters())
         tokens = batch(device)
 
-        def step() -> None:
-            backward(model, tokens)
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
+        return updated(model.parameters(), lambda: backward(model, tokens))
 
     return build
 
@@ -174,16 +180,13 @@ def frozen_teacher(asked: Checkpoints | None = None) -> Build:
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         student = Model(oracle, asked).to(device)
         teacher = Model(oracle, prefix="teacher.").to(device).eval()
-        adamw = torch.optim.AdamW(student.parameters())
         tokens = batch(device)
 
-        def step() -> None:
+        def gradients() -> None:
             with torch.no_grad():
                 wanted = teacher(tokens).softmax(-1)
             F.cross_entropy(student(tokens).flatten(0, 1), wanted.flatten(0, 1)).backward()
-            adamw.step()
-            adamw.zero_grad()
 
-        return step
+        return updated(student.parameters(), gradients)
 
     return build

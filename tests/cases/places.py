@@ -11,7 +11,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 from .case import Build, Case, TrainingStep, full, none
-from .loops import batch, gradient_penalty, next_token_loss, ordinary, stepping
+from .loops import batch, gradient_penalty, ordinary, stepping, updated
 from .model import NON_REENTRANT, REENTRANT, Checkpoints, Layer, Model, Oracle, Variant, run
 from .versions import non_reentrant_wrapper
 from .watch import watch_whole_runs
@@ -64,19 +64,13 @@ def one_linear(variant: Variant) -> Build:
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         model = Model(Oracle()).to(device)
-        adamw = torch.optim.AdamW(model.parameters())
         tokens = batch(device)
         for number, layer in enumerate(model.layers):
             assert isinstance(layer, Layer)
             watch_whole_runs(oracle, layer.mlp.up, f"layers.{number}", "mlp")
             layer.mlp.up = Checkpointed(layer.mlp.up, variant)  # type: ignore[assignment]
 
-        def step() -> None:
-            next_token_loss(model(tokens), tokens).backward()
-            adamw.step()
-            adamw.zero_grad()
-
-        return step
+        return updated(model.parameters(), lambda: ordinary(model, tokens))
 
     return build
 

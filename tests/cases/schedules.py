@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .case import Build, Case, TrainingStep, doubled, full, none
-from .loops import next_token_loss, two_losses
+from .loops import next_token_loss, two_losses, updated
 from .model import BATCH, LENGTH, NON_REENTRANT, REENTRANT, VOCABULARY, Checkpoints, Model, Oracle
 from .truth import Verdict
 
@@ -29,12 +29,11 @@ def pipeline(asked: Checkpoints, order: str, mixed_lengths: bool = False) -> Bui
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         model = Model(oracle, asked).to(device)
-        adamw = torch.optim.AdamW(model.parameters())
         count = order.count("F")
         lengths = [LENGTH + 4 * i * mixed_lengths for i in range(count)]
         batches = [_tokens(device, length) for length in lengths]
 
-        def step() -> None:
+        def gradients() -> None:
             coming, waiting = iter(batches), list[Tensor]()
             for what in order:
                 if what == "F":
@@ -42,10 +41,8 @@ def pipeline(asked: Checkpoints, order: str, mixed_lengths: bool = False) -> Bui
                     waiting.append(next_token_loss(model(tokens), tokens) / count)
                 else:
                     waiting.pop(0).backward()
-            adamw.step()
-            adamw.zero_grad()
 
-        return step
+        return updated(model.parameters(), gradients)
 
     return build
 
@@ -55,16 +52,13 @@ def changing_length(asked: Checkpoints) -> Build:
 
     def build(oracle: Oracle, device: torch.device) -> TrainingStep:
         model = Model(oracle, asked).to(device)
-        adamw = torch.optim.AdamW(model.parameters())
         lengths = iter(range(LENGTH, 100 * LENGTH, 3))
 
-        def step() -> None:
+        def gradients() -> None:
             tokens = _tokens(device, next(lengths))
             next_token_loss(model(tokens), tokens).backward()
-            adamw.step()
-            adamw.zero_grad()
 
-        return step
+        return updated(model.parameters(), gradients)
 
     return build
 

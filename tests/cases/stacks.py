@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from .case import Build, Case, TrainingStep, full, none, partial
-from .loops import batch, next_token_loss
+from .loops import batch, next_token_loss, updated
 from .model import NON_REENTRANT, REENTRANT, WIDTH, Model, Oracle, Variant, run
 from .watch import watch
 
@@ -99,21 +99,18 @@ def shaped(shape: Shape, variants: tuple[Variant | None, ...], autocast: bool = 
             layers[1::2] = [Unmixed(layer) for layer in layers[1::2]]
         model.layers = nn.ModuleList(layers)
         model.to(device)
-        adamw = torch.optim.AdamW(model.parameters())
         tokens = batch(device)
         asked = [variants[i % len(variants)] for i in range(len(layers))]
 
-        def step() -> None:
+        def gradients() -> None:
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
                 x: Tensor = model.embedding(tokens)
                 for variant, layer in zip(asked, layers, strict=True):
                     x = run(variant, layer, x)
                 loss = next_token_loss(model.logits(x), tokens)
             loss.backward()
-            adamw.step()
-            adamw.zero_grad()
 
-        return step
+        return updated(model.parameters(), gradients)
 
     return build
 

@@ -22,7 +22,6 @@ from recompute_scan.annotations import RegionAnnotation, parse_recompute, parse_
 from recompute_scan.result.run_record import RunInfo, read_run_info, run_info_name
 from tests.present import present
 
-FIRST_WORD = "recompute-scan: step 2 of "
 # The shortest recording that has everything.
 QUICK = ("--steps", "1", "--warmup", "1", "--timing-steps", "1")
 # What the recorder says in a log: the first word, each phase, and that it has stopped the script.

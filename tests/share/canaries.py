@@ -1,6 +1,5 @@
 """Strings that must not come out of an archive, planted wherever a file can hold one."""
 
-import copy
 import gzip
 import itertools
 import json
@@ -69,14 +68,13 @@ def planted(document: Json, *, names: str = "") -> Json:
     }
     events = []
     for event in document["traceEvents"]:
-        new = copy.deepcopy(event)
-        new[canary("field_{}")] = canary()
+        args = {**event.get("args", {})}
+        new = {**event, canary("field_{}"): canary(), "args": args}
         new["id"] = canary()
         new["pid"] = f"{event.get('pid')}-{NUMBER}-{WORD}"
         new["tid"] = f"{event.get('tid')}-{NUMBER}-{WORD}"
         if isinstance(event.get("ts"), (int, float)):
             new["ts"] = event["ts"] + NUMBER
-        args = new.setdefault("args", {})
         if new.get("ph") == "X":
             args |= {
                 "Concrete Inputs": [canary(), canary("--token={}")],
