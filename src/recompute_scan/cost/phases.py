@@ -106,22 +106,20 @@ def device_phases(facts: RecomputeFacts) -> Phases:
     recomputed = np.where(top >= 0, facts.turns[np.maximum(top, 0)], 0)
     recomputed[calls.within(facts.designed)[launch]] = 1
     in_backward = structure.engine[launch] >= 0
-    rows: list[tuple[float, ...]] = []
-    for span in facts.whole_steps:
-        here = (calls.start[launch] >= span.start) & (calls.start[launch] < span.end)
-
-        def total(mask: Bool, here: Bool = here) -> int:
-            return int(time[here & mask].sum())
-
-        parts = (
-            total((role == Role.FORWARD) & ~in_backward),
-            total(recomputed == 1),
-            total(recomputed == 2),
-            total(in_backward & (recomputed == 0) & (role != Role.PLUMBING)),
-            total(role == Role.OPTIMIZER),
+    step = step_of(facts.steps, calls.start[launch])
+    inside = step >= 0
+    parts = [
+        np.bincount(step[inside & mine], time[inside & mine], len(facts.steps))[facts.complete]
+        for mine in (
+            (role == Role.FORWARD) & ~in_backward,
+            recomputed == 1,
+            recomputed == 2,
+            in_backward & (recomputed == 0) & (role != Role.PLUMBING),
+            role == Role.OPTIMIZER,
         )
-        rows.append((max(span.end - span.start, sum(parts)), *parts))
-    return _phases(rows)
+    ]
+    length = [span.end - span.start for span in facts.whole_steps]
+    return _phases([*zip(np.maximum(length, sum(parts)), *parts, strict=True)])
 
 
 def busy_share(facts: RecomputeFacts) -> float:
