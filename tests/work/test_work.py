@@ -100,7 +100,7 @@ def test_planted_waste_is_found_with_its_line(name: str) -> None:
     assert {one.kind for one in listed} - others == {kind}
     if name == "gradients_for_nobody":  # by the forward lines of the judge's weights
         lines = {*range(*_lines_of(trainings.Block)), *range(*_lines_of(trainings.Net))}
-    if kind == "after-backward":  # where the function that keeps it computes
+    if name == "cycle":  # where the function that keeps it computes
         lines = {*range(*_lines_of(trainings.Kept)), *range(*_lines_of(trainings.cycle))}
     named = {int(one.line.rpartition(":")[2]) for one in listed if one.kind == kind}
     assert not lines.isdisjoint(named)

@@ -292,6 +292,29 @@ def rows_in_parts(layers: int, repaired: bool, marked: Marked) -> Step:
     return step
 
 
+def chosen_rows_of_a_teacher(layers: int, repaired: bool, marked: Marked) -> Step:
+    teacher, net = Net(layers), Net(2)
+    train = trained(net)
+
+    def small(*_: object) -> None:
+        torch.arange(9.0).sin()  # each call repeats it
+
+    teacher.register_forward_pre_hook(small)
+
+    @torch.no_grad()
+    def soft_of(x: Tensor) -> Any:
+        return teacher(x)
+
+    def step() -> None:
+        x = rows()
+        soft, out = torch.cat([soft_of(part) for part in x.chunk(2)]), net(x)
+        far = (out - soft).square().sum(-1).topk(128).indices
+        again = soft[far] if repaired else soft_of(x[far])  # WASTE: chosen_rows_of_a_teacher
+        train(F.mse_loss(out, soft) + F.l1_loss(out[far], again))
+
+    return step
+
+
 # Memory
 
 
@@ -317,6 +340,53 @@ def between(layers: int, repaired: bool, marked: Marked) -> Step:
     net = nn.Sequential(*(Parts(repaired) for _ in range(layers)), nn.Linear(WIDTH, CLASSES))
     train = trained(net)
     return lambda: train(F.cross_entropy(net(rows(2048)), labels(2048)))
+
+
+class Wrapped(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x)
+
+
+class WrappedParts(Parts):
+    """The two children are of one class."""
+
+    def __init__(self, repaired: bool) -> None:
+        super().__init__(repaired)
+        self.norm, self.block = Wrapped(self.norm), Wrapped(self.block)  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Any:
+        if self.repaired:
+            return super().forward(x)
+        x = checkpoint(self.norm, x, use_reentrant=False)  # WASTE: between_wrapped
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+def between_wrapped(layers: int, repaired: bool, marked: Marked) -> Step:
+    net = nn.Sequential(*(WrappedParts(repaired) for _ in range(layers)), nn.Linear(WIDTH, CLASSES))
+    train = trained(net)
+    return lambda: train(F.cross_entropy(net(rows(2048)), labels(2048)))
+
+
+def held_until_the_next_step(layers: int, repaired: bool, marked: Marked) -> Step:
+    net, held = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers)), []
+    train = trained(net)
+
+    def step() -> None:
+        nonlocal held
+        x, features = rows(2048), []
+        for layer in net:
+            x = layer(x).sin()  # WASTE: held_until_the_next_step
+            features.append(x)
+        loss = x.square().mean()
+        held = [] if repaired else features
+        del x, features
+        train(loss)
+
+    return step
 
 
 class Kept(torch.autograd.Function):
@@ -395,6 +465,11 @@ PLANTED = {
     "encoder_twice": Planted("repeated", encoder_twice, _DEPTHS),
     "teacher_twice": Planted("repeated", teacher_twice, _DEPTHS),
     "table_in_each_layer": Planted("repeated", table_in_each_layer, _DEPTHS),
+    "chosen_rows_of_a_teacher": Planted(
+        "repeated-rows", chosen_rows_of_a_teacher, _DEPTHS, counted=False
+    ),
+    "between_wrapped": Planted("between", between_wrapped, (4, 12), lambda n: n * _RESULT),
+    "held_until_the_next_step": Planted("after-backward", held_until_the_next_step, (4, 12)),
     "rows_in_parts": Planted("repeated-rows", rows_in_parts, _DEPTHS),
     "encoder_for_each_loss": Planted("repeated", encoder_for_each_loss, _DEPTHS),
     "metric_of_a_function": Planted("unread", metric_of_a_function, _DEPTHS),
@@ -505,6 +580,39 @@ def weights_changed_through_data() -> Step:
     return step
 
 
+class Critic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net(3, 1)
+
+    def forward(self, state: Tensor, action: Tensor) -> Any:
+        return self.net(state + action)
+
+
+def other_actions_in_equal_states() -> Step:
+    train = trained(net := Critic())
+
+    def step() -> None:
+        x = rows()
+        with torch.no_grad():
+            best = net(x, rows())
+        train((net(x, rows()) - best).square().mean())
+
+    return step
+
+
+def evaluated_without_dropout() -> Step:
+    train = trained(net := nn.Sequential(Net(3, WIDTH), nn.Dropout(0.2), Net(3)))
+
+    def step() -> None:
+        x = rows()
+        with torch.no_grad():
+            soft = net.eval()(x[:64]).softmax(-1)
+        train(F.cross_entropy(net.train()(x)[:64], soft))
+
+    return step
+
+
 class Swish(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -583,7 +691,8 @@ ALONE: dict[str, Callable[[], Step]] = {
         evaluated_in_inference_mode, checkpointed_with_dropout, two_forwards_with_other_dropout,
         averaged_weights, written_through_numpy, written_through_an_earlier_view,
         weights_changed_through_data, function_that_repeats_its_forward, penalty_on_gradients,
-        gathered_scores, batch_statistics, products_kept,
+        gathered_scores, batch_statistics, products_kept, other_actions_in_equal_states,
+        evaluated_without_dropout,
     )
 }  # fmt: skip
 

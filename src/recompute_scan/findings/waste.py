@@ -42,10 +42,11 @@ def _kept(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Kept) -> Fi
             "few layers the peak can rise: `recompute-scan plan` measures both.",
         ),
         "after-backward": (
-            f"{much} that recomputes made are alive after the backward pass",
+            f"{much} are alive after the backward pass that read them last",
             "No operator reads them any more, but something refers to them: a reference cycle, "
-            "which only the garbage collector breaks, a list or an attribute. In an autograd "
-            "function, save tensors with ctx.save_for_backward instead of ctx attributes.",
+            "which only the garbage collector breaks, a list, an attribute or a retained graph. "
+            "Drop the reference before the next step. In an autograd function, save tensors with "
+            "ctx.save_for_backward instead of ctx attributes.",
         ),
         "never-read": (
             f"{much} are alive during the backward pass, which never reads them",
@@ -102,12 +103,12 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
             f"Weights and inputs are the same, so every bit of the results is. {_reuse(one)}",
         ),
         "repeated-rows": (
-            f"{what}{place(one.line)} compute{s} {one.of_rows} rows, and the training forward "
-            f"computes {one.rows} of them too{place(one.same_as)}",
-            "The rows and the weights are the same, nothing is drawn at random, and nothing is "
-            "updated. Where each row is computed on its own (no batch statistics, no capacity "
-            "limits), the results are the same. Use the training forward's result, "
-            "detached, in the place of this one.",
+            f"{what}{place(one.line)} compute{s} {one.of_rows} rows, and {_other(one)} computes "
+            f"{one.rows} of them too{place(one.same_as)}",
+            "The rows, the weights and all other arguments are the same, nothing is drawn at "
+            "random, and nothing is updated. Where each row is computed on its own (no batch "
+            "statistics, no capacity limits), the results are the same. Take the rows from "
+            f"{_other(one)}'s result{', detached' * (one.needs == 'detach')}.",
         ),
         "unread": (
             f"Nothing reads what {what}{place(one.line)} compute{s}",
@@ -141,6 +142,10 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
         saving_ms=least or None,
         saving_pct=100 * one.share * (least / one.ms if least else 1),
     )
+
+
+def _other(one: Work) -> str:
+    return "the training forward" if one.needs == "detach" else "an earlier forward"
 
 
 def _reuse(one: Work) -> str:

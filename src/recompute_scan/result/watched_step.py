@@ -16,7 +16,7 @@ class Work(Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         kind: ``repeated``: they compute what others have computed in the step, from the same
-            values. ``repeated-rows``: a forward without gradients of rows that the training
+            values. ``repeated-rows``: a forward without gradients of rows that another
             forward computes, too. ``unread``: nothing reads their results. ``unread-gradient``:
             they compute gradients that nothing reads. ``unread-recompute``: a recompute runs them,
             and nothing reads their results.
@@ -59,8 +59,9 @@ class Kept(Struct, frozen=True, omit_defaults=True):
     Attributes:
         kind: ``between``: results between the checkpointed parts of a layer, kept for the backward
             pass because the layer itself is not checkpointed. ``after-backward``: recomputed, and
-            alive after the backward pass. ``never-read``: alive during the backward pass, and read
-            neither in it nor in a recompute.
+            alive after the backward pass; or read by it last, and alive at the next step's peak.
+            ``never-read``: alive during the backward pass, and read neither in it nor in a
+            recompute.
         bytes: How much.
         tensors: In how many storages.
         line: ``file:line`` that made the first of them.

@@ -23,8 +23,8 @@ from recompute_scan.work.ledger import (
     Phase,
 )
 
-# Less is not worth a change: of the step, in all, and for each operator.
-SHARE, LEAST_MS, LEAST_OPERATOR_MS = 0.01, 0.2, 0.02
+# Less is not worth a change: a share of the step, and a time that a step's own variation hides.
+SHARE, LEAST_MS = 0.01, 0.2
 
 
 class Group(Struct, frozen=True):
@@ -62,7 +62,7 @@ def waste_of(ledger: Ledger) -> Found:
     found = [*repeated, *rows, *unread]
     listed, small, library = [], tails_ms, 0.0
     for group, work in found:
-        if work.share < SHARE or work.ms < max(LEAST_MS, LEAST_OPERATOR_MS * work.operators):
+        if work.share < SHARE or work.ms < LEAST_MS:
             small += work.ms
         elif group.line is None or ledger.installed[group.line[0]]:
             library += work.ms
@@ -113,39 +113,49 @@ def _needs(ledger: Ledger, place: int, kept: int) -> Needs:
 def _repeated_rows(
     ledger: Ledger, total: float, covered: Collection[int]
 ) -> list[tuple[Group, Work]]:
-    """Forwards without gradients that share rows with a forward with gradients.
+    """Forwards without gradients that share rows with one with gradients, or with an earlier one.
 
     Only where each row is computed from itself: nothing is drawn, and nothing outside is written.
     """
+    operations = ledger.operations
+
+    def is_pure(call: ModuleCall) -> bool:
+        inside = operations[call.first : call.last]
+        return not any(one.draws or any(m.outside for m in one.writes) for one in inside)
+
     end = ledger.first_step_ends
-    calls = [call for call in ledger.calls if call.rows and call.first < end]
-    trained = [call for call in calls if call.trained]
-    found = []
+    calls = [call for call in ledger.calls if call.rows and call.first < end and is_pure(call)]
+    shared: dict[tuple[Line | None, Line | None, bool], list[tuple[ModuleCall, int]]]
+    shared = defaultdict(list)
     for call in calls:
-        places = range(call.first, call.last)
-        inside = [ledger.operations[place] for place in places]
-        if call in trained or any(place in covered for place in places):
-            continue
-        if any(one.draws or any(m.outside for m in one.writes) for one in inside):
-            continue
         others = [
             one
-            for one in trained
+            for one in calls
             if (one.module, one.weights) == (call.module, call.weights)
+            and (one.trained or one.first < call.first)
             # Equal rows may be a coincidence, as behind an adapter that begins at zero.
             and not call.sources.isdisjoint(one.sources)
         ]
-        have: Counter[int] = Counter()
-        for other in others:
-            have.update(other.rows)
-        both = sum((Counter(call.rows) & have).values())
-        if not both:
-            continue
-        here, there = _parting(ledger, call, others[0])
-        counted = tuple(place for place in places if ledger.operations[place].counts)
-        group = Group(counted, (call,), here, there)
-        work = _work("repeated-rows", ledger, group, total, part=both / len(call.rows))
-        found.append((group, replace(work, needs="detach", rows=both, of_rows=len(call.rows))))
+        both = Counter(call.rows) & Counter(row for one in others for row in one.rows)
+        if both and not call.trained:
+            other = max(others, key=lambda one: one.trained)
+            here, there = _parting(ledger, call, other)
+            shared[here, there, other.trained].append((call, both.total()))
+    found = []
+    for (here, there, trained), same in shared.items():
+        parts = {
+            place: both / len(call.rows)
+            for call, both in same
+            for place in range(call.first, call.last)
+            if operations[place].counts and place not in covered
+        }
+        whole = sum(operations[place].ms for place in parts) or 1.0
+        part = sum(operations[place].ms * share for place, share in parts.items()) / whole
+        group = Group(tuple(parts), tuple(call for call, _ in same), here, there)
+        work = _work("repeated-rows", ledger, group, total, part=part)
+        rows, of_rows = sum(both for _, both in same), sum(len(call.rows) for call, _ in same)
+        needs: Needs = "detach" if trained else ""
+        found.append((group, replace(work, needs=needs, rows=rows, of_rows=of_rows)))
     return found
 
 
@@ -454,19 +464,24 @@ def kept_of(ledger: Ledger) -> tuple[Kept, ...]:
     return tuple(sorted((one for one in found if one.bytes >= floor), key=lambda one: -one.bytes))
 
 
-def peak_of(ledger: Ledger) -> tuple[int, int]:
-    """The most bytes that the first step's own memory took, and the operation at that moment."""
-    end = ledger.first_step_ends
+def peak_of(ledger: Ledger, step: int = 0) -> tuple[int, int]:
+    """The most bytes that the watched steps' own memory took, and the operation at that moment.
+
+    Args:
+        ledger: Both steps.
+        step: In which of them. The second has the first one's memory too, while it lives.
+    """
+    begins, ends = [*ledger.steps, len(ledger.operations)][step : step + 2]
     changes: dict[int, int] = defaultdict(int)
     for memory in ledger.memories:
-        if not memory.outside and memory.born < end:
+        if not memory.outside and memory.born < ends:
             changes[memory.born] += memory.bytes
             if memory.died is not None:
                 changes[memory.died] -= memory.bytes
     alive = most = place = 0
     for moment in sorted(changes):
         alive += changes[moment]
-        if alive > most and moment < end:
+        if alive > most and begins <= moment < ends:
             most, place = alive, moment
     return most, place
 
@@ -516,7 +531,21 @@ def _never_read(ledger: Ledger) -> list[Kept]:
 
 
 def _after_backward(ledger: Ledger) -> list[Kept]:
-    """Memory that a recompute made and that is alive as its backward pass ends."""
+    """Memory that a recompute made and that is alive as its backward pass ends; and memory that a
+    backward pass read last and that is alive at the next step's peak.
+
+    Memory that outlives both steps may be read later.
+    """
+    end, (_, moment) = ledger.first_step_ends, peak_of(ledger, 1)
+    outlived = [
+        one
+        for one, _ in _held(ledger)
+        if one.read_in_backward
+        and not one.read_from_outside
+        and max(one.last_read, *one.writers) < end
+        and one.died is not None
+        and one.died > moment
+    ]
     late = [
         one
         for run in _passes(ledger)
@@ -529,7 +558,10 @@ def _after_backward(ledger: Ledger) -> list[Kept]:
     ]
     what, line = max(ledger.holders, key=ledger.holders.__getitem__, default=("", None))
     holder = f"{what} at {ledger.site(line)}" if line is not None else what
-    return _kept_by_line(ledger, "after-backward", late, holder=holder)
+    return [
+        *_kept_by_line(ledger, "after-backward", late, holder=holder),
+        *_kept_by_line(ledger, "after-backward", outlived),
+    ]
 
 
 def _recomputed(ledger: Ledger) -> dict[int, int]:
@@ -554,6 +586,11 @@ def _between(ledger: Ledger) -> list[Kept]:
         if call.call is not None:
             inner[call.call].append(index)
     recomputed = _recomputed(ledger)
+    # Parts in equal wrappers differ in what the wrappers call.
+    inside_of = {
+        id(call): (call.class_name, *(calls[one].class_name for one in inner[index]))
+        for index, call in enumerate(calls)
+    }
 
     def part(index: int) -> ModuleCall | None:
         """The call of a recomputed module, or of one in wrappers; ``None`` of others."""
@@ -571,7 +608,7 @@ def _between(ledger: Ledger) -> list[Kept]:
             continue
         parts = [found for one in inner[index] if (found := part(one)) is not None]
         # A list of equal layers has results between them as well: those are a checkpoint's inputs.
-        if 2 * len(parts) <= len(inner[index]) or len({one.class_name for one in parts}) < 2:
+        if 2 * len(parts) <= len(inner[index]) or len({inside_of[id(one)] for one in parts}) < 2:
             continue
         if len({recomputed[one.module] for one in parts}) < 2:
             continue  # one recompute runs them all: the layer is checkpointed
@@ -580,13 +617,19 @@ def _between(ledger: Ledger) -> list[Kept]:
             layers[call.class_name].append((calls[inner[index][0]], inside[:-1]))
     kept = []
     for class_name, same in layers.items():
+        # The only one of its class is the model: a checkpoint around it would save nothing.
+        if len({calls[first.call].module for first, _ in same if first.call is not None}) < 2:
+            continue
         memories = [one for _, inside in same for one in inside]
+        # In the layer's own forward, not in a function that all parts are checkpointed by.
+        first = same[0][0]
+        own = (line for line, _ in reversed(first.frames) if not ledger.installed[line[0]])
         kept.append(
             Kept(
                 kind="between",
                 bytes=sum(one.bytes for one in memories),
                 tensors=len(memories),
-                line=ledger.site(ledger.own_line(same[0][0])),
+                line=ledger.site(next(own, ledger.own_line(first))),
                 module_class=class_name,
                 layers=len(same),
             )

@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from msgspec import Struct
 
-from recompute_scan.fidelity.operators import OperatorKind, checksum
+from recompute_scan.fidelity.operators import OperatorKind, checksum, kind_of, row_numbers
 from recompute_scan.fidelity.state import Drawn
 from recompute_scan.fidelity.tensors import is_plain, plain_parts
-from recompute_scan.work.ledger import Ledger, Memory, Phase
+from recompute_scan.work.ledger import Ledger, Memory, ModuleCall, Phase
 
 # Other arguments may hold tensors, or what the program ends: no number keeps them.
 _CONSTANTS = {
     *(int, float, complex, bool, str, type(None), slice),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 }
+# An operator that reads all its arguments.
+_ANY = kind_of(torch.ops.aten.cat.default)
 storage_of = torch._C.TensorBase.untyped_storage
 
 
@@ -133,6 +135,32 @@ class Values:
         given.of_tensor[id(value)] = found
         if given.kind.derives:
             given.memories += found
+
+    def see_rows(
+        self, call: ModuleCall, given: Sequence[Any], weights: Iterable[torch.Tensor]
+    ) -> None:
+        """The rows of a module's arguments, and a number for its weights and all other arguments.
+
+        A row is one of all tensors that have as many as the first tensor of two dimensions.
+        """
+        strided = [is_plain(one) and one.layout is torch.strided for one in given]
+        tensors = [one for one, is_strided in zip(given, strided, strict=True) if is_strided]
+        # A row of one element is equal to others by chance.
+        first = next((one for one in tensors if one.dim() > 1 and one[:1].numel() > 1), None)
+        memory = self.memory_of(first, "forward") if first is not None else None
+        if first is None or memory is None:  # a transform of functions works with it
+            return
+        split = [
+            there and one.shape[:1] == first.shape[:1]
+            for one, there in zip(given, strided, strict=True)
+        ]
+        rows = [row_numbers(one) for one, is_split in zip(given, split, strict=True) if is_split]
+        call.sources = frozenset(memory.sources)
+        call.rows = tuple(map(hash, zip(*rows, strict=True))) if all(rows) else ()
+        others = Given(_ANY, "forward", [])
+        whole = [one for one, is_split in zip(given, split, strict=True) if not is_split]
+        self.take((split, whole, list(weights)), others)
+        call.weights = hash(tuple(others.key or ()))
 
     # Memory
 

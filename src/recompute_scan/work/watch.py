@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _pop_mode, _push_mode
+from torch.utils._pytree import tree_leaves
 
 from recompute_scan.fidelity.operators import (
     OperatorKind,
     SeeingMode,
     kind_of,
-    row_numbers,
     tensors,
 )
 from recompute_scan.fidelity.state import Drawn, weights
@@ -205,6 +205,12 @@ class StepWatch:
         for handle in self._handles:
             handle.remove()
         self._patches.undo()
+        # Memory that only reference cycles keep ends here: nothing can read it. Of a chain of
+        # autograd functions in cycles each collection ends one.
+        alive = -1
+        while alive != (now := len(self._values.alive())):
+            alive = now
+            gc.collect()
         self._values.end()
         if self._timed:
             torch.cuda.synchronize()
@@ -524,18 +530,8 @@ class StepWatch:
                 results = tensors(rest[-1:])
                 call.trained = any(one.requires_grad for one in results)
                 if call.call is None and call.phase == "forward" and len(self.ledger.steps) == 1:
-                    self._see_rows(call, module, (*args, *named.values()))
+                    self._values.see_rows(call, tree_leaves((args, named)), weights(module))
                 return
-
-    def _see_rows(self, call: ModuleCall, module: nn.Module, given: tuple[Any, ...]) -> None:
-        for one in tensors(given):
-            if one.dim() > 1 and is_plain(one) and one.layout == torch.strided:
-                memory = self._values.memory_of(one, "forward")
-                if memory is not None:  # else a transform of functions works with it
-                    call.sources, call.rows = frozenset(memory.sources), row_numbers(one)
-                break
-        memories = [self._values.memory_of(one, "forward") for one in weights(module)]
-        call.weights = hash(tuple(one.number if one else self._values.fresh() for one in memories))
 
     def _differentiate(self, call: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.on:

@@ -178,7 +178,7 @@ MEMORY_SNAPSHOTS = Section(
 _WORK_TITLE = "Repeated and unused work"
 _WORK_KINDS = {
     "repeated": "computed before in the step",
-    "repeated-rows": "rows that the training forward computes too",
+    "repeated-rows": "rows that another forward computes too",
     "unread": "never read",
     "unread-gradient": "gradients that are never read",
     "unread-recompute": "recomputed, and never read",
