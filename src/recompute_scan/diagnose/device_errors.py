@@ -123,21 +123,6 @@ _READY_TWICE = Signature(
     checked="reproduced",
 )
 
-_STATIC = Signature(
-    code="RS112",
-    cause_name="static-graph",
-    error="RuntimeError",
-    message=re.compile(r"Your training graph has changed in this iteration"),
-    title="A step under DDP's static_graph differs from the first step",
-    cause="""static_graph=True counts on the same parameters, as often, in every step. A step took
-        another branch, or a forward pass had no backward pass.""",
-    fix="""Set static_graph=False. If some steps leave parameters out, set
-        find_unused_parameters=True with non-reentrant checkpoints (RS111).""",
-    gradients=NON_REENTRANT,
-    versions="torch 1.9 and later, with static_graph=True.",
-    sources=(f"{_TORCH}58111",),
-)
-
 SIGNATURES = (
     Signature(
         code="RS129",
@@ -291,7 +276,20 @@ SIGNATURES = (
         sources=(f"{_TORCH}43259",),
         checked="reproduced",
     ),
-    _STATIC,
+    Signature(
+        code="RS112",
+        cause_name="static-graph",
+        error="RuntimeError",
+        message=re.compile(r"Your training graph has changed in this iteration"),
+        title="A step under DDP's static_graph differs from the first step",
+        cause="""static_graph=True counts on the same parameters, as often, in every step. A step
+            took another branch, or a forward pass had no backward pass.""",
+        fix="""Set static_graph=False. If some steps leave parameters out, set
+            find_unused_parameters=True with non-reentrant checkpoints (RS111).""",
+        gradients=NON_REENTRANT,
+        versions="torch 1.9 and later, with static_graph=True.",
+        sources=(f"{_TORCH}58111",),
+    ),
     Signature(
         code="RS113",
         cause_name="fsdp2",

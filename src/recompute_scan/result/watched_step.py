@@ -25,8 +25,8 @@ class Work(Struct, frozen=True, omit_defaults=True):
             with one unread gradient of two, half.
         share: Their share of all operators' time in the step, 0 to 1.
         line: ``file:line`` of the outermost module call that they make up, or of the operators.
-        module: Name of the first module; empty outside of modules.
-        module_class: Class of the modules.
+        module: Name of the module; empty for several, and outside of modules.
+        module_class: Class of the modules; empty for several classes.
         calls: Module calls that they make up; 0 where they are single operators.
         same_as: ``file:line`` of the others that compute the same.
         least_ms: The least that a step saves without them; 0 where that is unknown.

@@ -433,7 +433,7 @@ def _work(
         for one in dict.fromkeys(ledger.operations[place].call for place in group.places)
         if one is not None
     )
-    same = len({call.class_name for call in calls}) == 1
+    names, kinds = ({getattr(call, one) for call in calls} for one in ("name", "class_name"))
     return Work(
         kind=kind,
         operators=len(group.places),
@@ -444,8 +444,8 @@ def _work(
         most_ms=max(whole, most) if ledger.step_ms is not None else None,
         line=ledger.site(group.line),
         same_as=ledger.site(group.same_as),
-        module=calls[0].name if same else "",
-        module_class=calls[0].class_name if same else "",
+        module=names.pop() if len(names) == 1 else "",
+        module_class=kinds.pop() if len(kinds) == 1 else "",
         calls=len(group.calls),
     )
 

@@ -63,6 +63,7 @@ _DEEPEST = 80
 _MOST_OPERATORS = 200_000
 # Less than this is not searched for who holds it.
 _HELD_BYTES = 1 << 20
+_MOST_COLLECTING_S = 2.0
 # The function in which each module's call runs.
 _MODULE_CALL = nn.Module._call_impl.__code__
 # The file that calls operators for a mode.
@@ -206,9 +207,9 @@ class StepWatch:
             handle.remove()
         self._patches.undo()
         # Memory that only reference cycles keep ends here: nothing can read it. Of a chain of
-        # autograd functions in cycles each collection ends one.
-        alive = -1
-        while alive != (now := len(self._values.alive())):
+        # autograd functions in cycles each collection ends one, as far as the time allows.
+        alive, until = -1, perf_counter() + _MOST_COLLECTING_S
+        while alive != (now := len(self._values.alive())) and perf_counter() < until:
             alive = now
             gc.collect()
         self._values.end()
