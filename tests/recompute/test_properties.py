@@ -179,10 +179,8 @@ def test_a_recompute_repeats_only_what_ran_before_it(layer: int) -> None:
     """What is left of a layer whose first recompute is not in the trace stays in its step."""
     events = events_of("r_in_r")
     whole = studied_events(events)
-    outer = [recompute for recompute in whole.alignment.recomputes if recompute.inner_function][
-        4 + layer
-    ]
-    function = events[whole.calls.event[whole.structure.function[outer.again[0]]]]
+    around = (whole.structure.function[each.again[0]] for each in whole.alignment.recomputes)
+    function = events[whole.calls.event[[row for row in around if row >= 0][4 + layer]]]
     assert function["name"] == "CheckpointFunction"
     facts = studied_events([event for event in events if not inside(event, function)])
     for recompute in facts.alignment.recomputes:

@@ -245,7 +245,8 @@ class _Ran:
             # Only a non-reentrant recompute stops early, and not inside a function that it runs
             # again.
             whole = self._structure.checkpoint_node[[each.engine for each in found]]
-            whole |= np.array([each.inner_function for each in found], np.bool_)
+            inside = np.split(self._structure.function[again] >= 0, ends[:-1] + 1)
+            whole |= np.array([2 * one.sum() > len(one) for one in inside], np.bool_)
             for at in np.flatnonzero(~whole & (name[last] == name[first_run])):
                 ran[ends[at]] &= self._ended(int(last[at]), int(first_run[at]))
         parts = np.split(ran, ends[:-1] + 1)

@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.roles import MAKES, OperatorCodes, Role, Structure
-from recompute_scan.trace.columns import Bool, Int64, Ints
+from recompute_scan.trace.columns import Bool, Int64
 
 # A shorter run is evidence only near the place where it is expected.
 SHORT_RUN = 3
@@ -212,8 +212,6 @@ class Recompute(Struct, frozen=True):
         again: Rows of the same operators' second run; same length.
         ran: Whether each really ran. Where early stop cuts a recompute short, its last operator
             is entered but does no work; selective checkpointing returns saved results.
-        inner_function: It ran inside a checkpoint function's forward: an outer checkpoint
-            re-running a reentrant inner one.
         by_design: A function or the model did it, for another reason than a checkpoint.
         piece: It is a further shard of operators that ran whole, and no separate run.
     """
@@ -222,7 +220,6 @@ class Recompute(Struct, frozen=True):
     original: Int64
     again: Int64
     ran: Bool
-    inner_function: bool
     by_design: bool = False
     piece: bool = False
 
@@ -359,7 +356,6 @@ class NodeSequence(Struct, frozen=True):
 
     Attributes:
         engine: Row of the engine range.
-        function: For each: the innermost checkpoint function in which it ran, -1 for none.
         lowest: First place of the forward pass that they may repeat.
         highest: Place behind the last.
         role: The :class:`Role` of all of them.
@@ -368,7 +364,6 @@ class NodeSequence(Struct, frozen=True):
     engine: int
     rows: Int64
     codes: Int64
-    function: Ints
     lowest: int
     highest: int
     role: int
@@ -423,11 +418,11 @@ class Matcher:
         begins = np.flatnonzero(changes(engine, role))
         engines = engine[begins]
         lowest, highest = self._bounds(engines, starts)
-        codes, function = self._code[rows], structure.function[rows]
+        codes = self._code[rows]
         ends = np.append(begins[1:], len(rows))
         columns = (engines, begins, ends, lowest, highest, role[begins])
         return [
-            NodeSequence(node, rows[a:b], codes[a:b], function[a:b], low, high, what)
+            NodeSequence(node, rows[a:b], codes[a:b], low, high, what)
             for node, a, b, low, high, what in zip(*map(np.ndarray.tolist, columns), strict=True)
         ]
 
@@ -475,14 +470,12 @@ class Matcher:
         others = [
             walk
             for walk in (walks[:-1] if own else walks)
-            if not own or len(walk.at) >= SHORT_RUN or node.function[walk.at[0]] >= 0
+            if not own
+            or len(walk.at) >= SHORT_RUN
+            or self.structure.function[node.rows[walk.at[0]]] >= 0
         ]
         walks = [*self._sequence.in_order(node.codes, others), *own]
-        inner = (2 * np.count_nonzero(node.function[w.at] >= 0) > len(w.at) for w in walks)
-        return [
-            self._found(node, node.rows[walk.at], walk.places, inner=bool(one))
-            for walk, one in zip(walks, inner, strict=True)
-        ]
+        return [self._found(node, node.rows[walk.at], walk.places) for walk in walks]
 
     def _once_each(self, node: NodeSequence, anchor: Anchor) -> list[Recompute]:
         """The operators that a function ran again part by part, in any order, each once.
@@ -540,20 +533,13 @@ class Matcher:
         return walks_of([*own, *rest] if within else rest)
 
     def _found(
-        self,
-        node: NodeSequence,
-        rows: Int64,
-        places: Int64,
-        *,
-        inner: bool = False,
-        piece: bool = False,
+        self, node: NodeSequence, rows: Int64, places: Int64, *, piece: bool = False
     ) -> Recompute:
         return Recompute(
             engine=node.engine,
             original=self.forward[places],
             again=rows,
             ran=places >= 0,
-            inner_function=inner,
             by_design=node.role != Role.RECOMPUTE,
             piece=piece,
         )
