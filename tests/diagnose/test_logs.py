@@ -284,8 +284,9 @@ def test_a_long_log_streams() -> None:
 
 
 def test_many_failures_and_endless_lines_stay_bounded() -> None:
+    deep = '{"log": ' + "[" * 20_000 + "]" * 20_000 + "}\n"
     many = "".join(PLAIN.replace("2-D", f"{number}-D") for number in range(1000))
-    assert len(read(many).failures) == 100
+    assert len(read(deep + many).failures) == 100
     pieces = list(lines_of(io.BytesIO(b"x" * (3 * LONGEST_LINE))))
     assert max(map(len, pieces)) == LONGEST_LINE
 

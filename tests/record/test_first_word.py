@@ -38,8 +38,7 @@ for step in range(30):
 ONCE = "x = checkpoint(layer, x, use_reentrant={})"
 BOTH = "x = checkpoint(inside(layer, {1}), x, use_reentrant={0})"
 HALF = "x = checkpoint(layer, x, use_reentrant=False) if layer is layers[1] else layer(x)"
-# A checkpoint function of the script's own, as guided-diffusion's and fairseq's: with the block as
-# an argument, and with a block that it looks up itself, which no hook can wrap.
+# As guided-diffusion's; with a block that it looks up itself, no hook can wrap it.
 OWN = """\
 from functools import partial
 

@@ -83,7 +83,7 @@ def printed(text: str) -> list[str]:
         return [text]
     try:
         fields = msgspec.json.decode(body, type=dict[str, object])
-    except msgspec.DecodeError:
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # nested too deep
         return [text]
     inner = next((one for key in _JSON_TEXT if isinstance(one := fields.get(key), str)), text)
     return inner.rstrip("\r\n").split("\n")
