@@ -45,6 +45,7 @@ from recompute_scan.fitting.layer_plan import (
 from recompute_scan.fitting.layer_switch import STEP, Laps, Layer, Look, Switch, find_layers
 from recompute_scan.record.bypass import rearranges
 from recompute_scan.record.isolation import Guard, in_forked_processes
+from recompute_scan.record.launch import has_process_group
 from recompute_scan.record.rehearsal import most_since
 from recompute_scan.record.steps import StepCounter, StepHooks, settling
 from recompute_scan.result import ActivationPlan
@@ -556,8 +557,7 @@ class Fitted:
         self._lines += 1
         if self._say and self._lines <= _MOST_LINES:
             with suppress(Exception):
-                first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-                if first:
+                if not has_process_group() or torch.distributed.get_rank() == 0:
                     print(f"recompute-scan: {text}", file=sys.stderr, flush=True)
 
 
