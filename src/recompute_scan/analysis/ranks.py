@@ -289,7 +289,7 @@ def result_by_hooks(info: RunInfo, trace: Result | None = None) -> Result | None
             said,
             verdict=verdict,
             evidence_level="hooks",
-            confidence="medium" if told else "low",
+            confidence="medium" if told and (most >= 2 or counted.nested is not None) else "low",
             warnings=tuple(
                 filter(None, (_ONLY_COUNTED.format(step=counted.step, why=why), info.message))
             ),

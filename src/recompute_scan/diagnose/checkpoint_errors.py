@@ -156,7 +156,8 @@ SIGNATURES = (
         error="ValueError|TypeError",
         message=re.compile(
             r"^Unexpected keyword arguments: (?:\w{1,80},)*use_reentrant\b"
-            r"|checkpoint\w{0,80}\(\) got an unexpected keyword argument 'use_reentrant'"
+            r"|(?:^|[\s.])checkpoint(?:_sequential|_wrapper)?\(\) got an unexpected keyword "
+            r"argument 'use_reentrant'"
         ),
         title="This checkpoint function does not know use_reentrant",
         cause="""torch's checkpoint() takes use_reentrant from 1.11 on, and checkpoint_sequential()

@@ -376,11 +376,17 @@ def collective(stack: Sequence[Frame]) -> str | None:
     return next((name for name in calls if name not in _WRAPPERS), None)
 
 
+_PLAIN = {"ALLREDUC", "ALLGATHE", "ALLTOALL", "BROADCAS", "REDUCESC"}
+
+
 def is_other(stack: Sequence[Frame], timeouts: Sequence[Timeout]) -> bool:
-    """Is the stack in a collective that no timeout names? NCCL builds barriers of all-reduces."""
-    call = collective(stack)
+    """Is the stack in a collective that no timeout names? Other calls, such as those for objects
+    and barriers, are built of these.
+    """
+    call = collective(stack) or ""
     kinds = {_kind(one.operation) for one in timeouts}
-    return call is not None and "barrier" not in call and _kind(call) not in kinds
+    known = "object" not in call and kinds | {_kind(call)} <= _PLAIN
+    return known and _kind(call) not in kinds
 
 
 def _kind(name: str) -> str:

@@ -85,8 +85,9 @@ def printed(text: str) -> list[str]:
         fields = msgspec.json.decode(body, type=dict[str, object])
     except (msgspec.MsgspecError, ValueError, RecursionError):  # nested too deep
         return [text]
-    inner = next((one for key in _JSON_TEXT if isinstance(one := fields.get(key), str)), text)
-    return inner.rstrip("\r\n").split("\n")
+    texts = [one for key in _JSON_TEXT if isinstance(one := fields.get(key), str)] or [text]
+    telling = (one for one in texts if is_telling(one.encode("utf-8", "replace")))
+    return next(telling, texts[0]).rstrip("\r\n").split("\n")
 
 
 def owner(text: str) -> tuple[str, int | None, bool, str]:

@@ -203,7 +203,9 @@ def signatures() -> tuple[Signature, ...]:
             code="RS130",
             cause_name="used-up",
             error="AttributeError",
-            message=re.compile(r"^'\w*Checkpoint\w*Backward' object has no attribute '"),
+            message=re.compile(
+                r"^'\w*Checkpoint\w*Backward' object has no attribute 'input_(?:tensors|params)'"
+            ),
             title="A checkpoint function has already given away what it kept for its backward pass",
             cause="""Some functions, such as guided-diffusion's, delete their inputs in backward().
                 A second backward pass through the same forward (retain_graph=True) finds none.""",

@@ -160,7 +160,7 @@ def covered_modules(
     """The modules that a checkpointed function runs, as far as it can be seen from outside.
 
     Looks at the function itself, the object it is bound to, a partial's function and arguments,
-    its closure and defaults, and last at the call's own arguments. Wrappers are taken off.
+    its closure, the call's own arguments, and last its defaults. Wrappers are taken off.
 
     Args:
         function: The function.
@@ -171,6 +171,9 @@ def covered_modules(
     found = _in_function(function, 0, every)
     if not found:
         found = [arg for arg in args if isinstance(arg, nn.Module)][:1]
+    if not found and isinstance(function, FunctionType):
+        given = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        found = [one for one in _modules(given) if next(one.parameters(), None) is not None][:1]
     return [unwrapped(module) for module in found]
 
 
@@ -217,10 +220,8 @@ def _in_function(function: Any, depth: int, every: bool) -> list[nn.Module]:
 
 
 def _in_closure(function: FunctionType, depth: int, every: bool) -> list[nn.Module]:
-    code, defaults = function.__code__, function.__defaults__ or ()
-    given = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    cells = {**dict(zip(given, defaults, strict=True)), **(function.__kwdefaults__ or {})}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+    cells = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             cells[name] = cell.cell_contents
         except ValueError:  # not filled in yet

@@ -403,8 +403,7 @@ _SEQUENTIAL = "torch/utils/checkpoint.py:checkpoint_sequential"
 _RECOMPUTING = ("backward", "recompute_fn")  # the reentrant and the non-reentrant variant
 # torch's own code that asks for checkpoints, and ours that does so for good.
 _ASKING = (WRAPPER_MODULE, COMPOSABLE_MODULE, "recompute_scan.fitting.layer_switch")
-# The other code of the two; code that torch.fx writes has no name.
-_NOT_ASKING = ("torch", "recompute_scan", "")
+_OF_FX = "<eval_with_key>"  # the file of code that torch.fx writes
 
 
 _Lines = MutableMapping[nn.Module, dict[tuple[CodeType, int], str]]
@@ -541,7 +540,10 @@ def _caller(frame: FrameType | None) -> tuple[bool, FrameType | None]:
             if frame.f_code.co_name in _RECOMPUTING:
                 return sequential, None
             sequential |= frame.f_code.co_name == "checkpoint_sequential"
-        elif name in _ASKING or name.partition(".")[0] not in _NOT_ASKING:
+        elif name in _ASKING or (
+            name.partition(".")[0] not in ("torch", "recompute_scan")
+            and not frame.f_code.co_filename.startswith(_OF_FX)
+        ):
             return sequential, frame
         frame = frame.f_back
     return sequential, None

@@ -43,8 +43,8 @@ _open_range: Any = getattr(torch._C._autograd, "_record_function_with_args_enter
 _close_range: Any = getattr(torch._C._autograd, "_record_function_with_args_exit", None)
 _recording: Any = getattr(torch._C._autograd, "_profiler_enabled", None)
 UNNAMED = "Checkpoint calls could not be named"
-# The functions of torch.autograd that start a backward pass.
-_STARTS = ("backward", "grad")
+# The function by which torch.autograd starts every backward pass.
+_ENGINE = "_engine_run_backward"
 
 
 # The innermost region that runs in a thread, if any, and whether that is in a recompute.
@@ -162,7 +162,8 @@ class CountedRuns:
 
     def __init__(self) -> None:
         self._runs: dict[object, _BlockRuns] = {}
-        self._nested = 0
+        self._nested: int | None = None
+        self._expected: set[int | None] = set()
         self._calls = itertools.count()
         self._modules: dict[int, nn.Module] = {}
         self._thread = threading.local()
@@ -179,14 +180,24 @@ class CountedRuns:
         own_pass = call.variant == "reentrant"
         return CountedRegion(self, block, call.differentiated, ranges, asked, own_pass)
 
-    def differentiate(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """Around each call that starts a backward pass."""
-        self._nested += in_backward()
-        return call(*args, **kwargs)
+    def watch_passes(self, patches: Patches, guard: Guard) -> None:
+        """Count nested passes, too, where this torch starts them all by one function."""
+
+        def run_backward(call: Call, /, *args: Any, **kwargs: Any) -> Any:
+            around = current_pass()
+            if around is not None and around not in self._expected:
+                self._nested = (self._nested or 0) + 1
+            self._expected.discard(around)
+            return call(*args, **kwargs)
+
+        if hasattr(torch.autograd, _ENGINE):
+            self._nested = 0
+            for owner in (torch.autograd, torch.autograd.graph):
+                patches.wrap(guard, owner, _ENGINE, run_backward)
 
     def expect_pass(self) -> None:
         """A recompute begins, and a backward pass through it follows."""
-        self._nested -= 1
+        self._expected.add(current_pass())
 
     @contextmanager
     def run(self, region: CountedRegion) -> Iterator[None]:
@@ -222,7 +233,7 @@ class CountedRuns:
             tuple((one.forward.total(), one.again.total()) for one in known),
             len(others),
             tuple(one.asked for one in known),
-            max(0, self._nested),
+            self._nested,
         )
 
 
@@ -351,8 +362,7 @@ class ComparedRegions:
         self._learned = passes
         if passes:
             self.learn()
-            for name in _STARTS:
-                self._passes.wrap(self._guard, torch.autograd, name, counting.differentiate)
+            counting.watch_passes(self._passes, self._guard)
 
     def counted(self, step: int) -> Counted | None:
         """It has ended, as this one of all: its runs."""
@@ -401,7 +411,7 @@ class ComparedRegions:
                 comparing.differentiated(to_all=to_all)
             return result
 
-        for name in _STARTS:
+        for name in ("backward", "grad"):
             self._patches.wrap(self._guard, torch.autograd, name, partial(differentiate, name))
 
     def compared(self) -> Fidelity:

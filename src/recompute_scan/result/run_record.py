@@ -170,14 +170,15 @@ class Counted(Struct, frozen=True):
         asked: For each block, its runs in the forward pass, each counted once for every backward
             pass through it; empty if there was one each.
         nested: Backward passes inside another one that no known checkpoint started: what they go
-            through may be forward work that ran again.
+            through may be forward work that ran again. ``None`` where they were not counted, as in
+            the first step.
     """
 
     step: int
     runs: tuple[tuple[int, int], ...]
     others: int = 0
     asked: tuple[int, ...] = ()
-    nested: int = 0
+    nested: int | None = None
 
     @property
     def ratios(self) -> tuple[float, ...]:

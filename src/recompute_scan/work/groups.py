@@ -115,9 +115,15 @@ def _repeated_rows(
 ) -> list[tuple[Group, Work]]:
     """Forwards without gradients that share rows with one with gradients, or with an earlier one.
 
-    Only where each row is computed from itself: nothing is drawn, and nothing outside is written.
+    Only where each row is computed from itself, in the same way: both run the same operators with
+    the same constants, nothing is drawn, and nothing outside is written. A forward with adapters
+    off is another one.
     """
     operations = ledger.operations
+
+    def ran(call: ModuleCall) -> list[tuple[str, int]]:
+        inside = operations[call.first : call.last]
+        return [(one.name, one.settings) for one in inside if one.counts]
 
     def is_pure(call: ModuleCall) -> bool:
         inside = operations[call.first : call.last]
@@ -135,6 +141,7 @@ def _repeated_rows(
             and (one.trained or one.first < call.first)
             # Equal rows may be a coincidence, as behind an adapter that begins at zero.
             and not call.sources.isdisjoint(one.sources)
+            and ran(one) == ran(call)
         ]
         both = Counter(call.rows) & Counter(row for one in others for row in one.rows)
         if both and not call.trained:
@@ -586,9 +593,11 @@ def _between(ledger: Ledger) -> list[Kept]:
         if call.call is not None:
             inner[call.call].append(index)
     recomputed = _recomputed(ledger)
-    # Parts in equal wrappers differ in what the wrappers call.
+    # Parts in equal wrappers differ in what each wrapper calls.
     inside_of = {
-        id(call): (call.class_name, *(calls[one].class_name for one in inner[index]))
+        id(call): (call.class_name, *(calls[one].class_name for one in inner[index][:2]))[:2]
+        if len(inner[index]) == 1
+        else (call.class_name,)
         for index, call in enumerate(calls)
     }
 

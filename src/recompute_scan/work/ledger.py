@@ -76,6 +76,7 @@ class Operation(Struct, eq=False, gc=False):
         call: Index of the innermost module call around it; ``None`` outside of modules.
         frames: Where it was called; none in a backward pass and in the second step.
         ms: Time that the operator took, without our own.
+        settings: Hash of its constants that do not follow from shapes; 0 for none.
         number: Number of its result, in the forward of the first step.
         reads: The memory that its result depends on.
         makes: The memory that it made.
@@ -96,6 +97,7 @@ class Operation(Struct, eq=False, gc=False):
     call: int | None
     frames: Frames = ()
     ms: float = 0.0
+    settings: int = 0
     number: int = 0
     reads: tuple[Memory, ...] = ()
     makes: tuple[Memory, ...] = ()

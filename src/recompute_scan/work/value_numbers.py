@@ -19,6 +19,8 @@ _CONSTANTS = {
     *(int, float, complex, bool, str, type(None), slice),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 }
+# Constants that do not follow from the number of rows.
+_SETTINGS = {float, complex, bool, str, torch.dtype}
 # An operator that reads all its arguments.
 _ANY = kind_of(torch.ops.aten.cat.default)
 storage_of = torch._C.TensorBase.untyped_storage
@@ -38,6 +40,7 @@ class Given(Struct, eq=False, gc=False):
         kind: The operator.
         phase: Where the call runs.
         key: Equal for calls that compute the same; ``None`` where no number is needed.
+        settings: The constants that do not follow from shapes.
         tensors: All tensors, in order.
         memories: The memory that the result depends on.
         of_tensor: The memory of each tensor, by its identity.
@@ -49,6 +52,7 @@ class Given(Struct, eq=False, gc=False):
     kind: OperatorKind
     phase: Phase
     key: list[object] | None
+    settings: list[object] = []
     tensors: list[torch.Tensor] = []
     memories: list[Memory] = []
     of_tensor: dict[int, list[Memory]] = {}
@@ -107,9 +111,15 @@ class Values:
                 if key is not None:
                     key += (kind, len(value))
                 self.take(value.values() if isinstance(value, dict) else value, given)
+            elif key is not None and kind in _CONSTANTS:
+                # 0.0 and -0.0 are equal, and what is computed from them is not. Python before 3.12
+                # has no hash of slices.
+                known = value if value and kind is not slice else repr(value)
+                key += (kind, known)
+                if kind in _SETTINGS:
+                    given.settings.append(known)
             elif key is not None:
-                # 0.0 and -0.0 are equal, and what is computed from them is not.
-                key += (kind, value or repr(value)) if kind in _CONSTANTS else (self.fresh(),)
+                key.append(self.fresh())
 
     def _take_tensor(self, value: torch.Tensor, given: Given) -> None:
         strided = is_plain(value) and value.layout is torch.strided

@@ -311,6 +311,8 @@ class StepWatch:
             kind.name, len(ledger.steps) - 1, given.phase, stack[-1] if stack else None
         )
         operation.ms = took_s * 1000
+        if given.settings:
+            operation.settings = hash((*given.settings,))
         if given.begun is not None:
             self._timed.append((operation, given.begun, _moment()))
         self._place(operation, given, caller)
