@@ -613,6 +613,56 @@ def evaluated_without_dropout() -> Step:
     return step
 
 
+class Adapted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.adapter, self.on = Net(3), nn.Linear(WIDTH, WIDTH), True
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x + self.adapter(x) if self.on else x)
+
+
+def adapters_off_for_the_reference() -> Step:
+    train = trained(net := Adapted())
+
+    def step() -> None:
+        x = rows()
+        net.on = False
+        with torch.no_grad():
+            reference = net(x)
+        net.on = True
+        train((net(x) - reference).square().mean())
+
+    return step
+
+
+class Residual(nn.Module):
+    def __init__(self, narrows: bool) -> None:
+        super().__init__()
+        self.net, self.down = Net(2, WIDTH), nn.Tanh() if narrows else None
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.net(x)
+        return x if self.down is None else self.down(x)
+
+
+class Stage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Residual(narrows) for narrows in (True, False))
+
+    def forward(self, x: Tensor) -> Any:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+def stages_of_checkpointed_blocks() -> Step:
+    net = nn.Sequential(*(Stage() for _ in range(4)), nn.Linear(WIDTH, CLASSES))
+    train = trained(net)
+    return lambda: train(F.cross_entropy(net(rows(2048)), labels(2048)))
+
+
 class Swish(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -692,7 +742,7 @@ ALONE: dict[str, Callable[[], Step]] = {
         averaged_weights, written_through_numpy, written_through_an_earlier_view,
         weights_changed_through_data, function_that_repeats_its_forward, penalty_on_gradients,
         gathered_scores, batch_statistics, products_kept, other_actions_in_equal_states,
-        evaluated_without_dropout,
+        evaluated_without_dropout, adapters_off_for_the_reference, stages_of_checkpointed_blocks,
     )
 }  # fmt: skip
 

@@ -593,22 +593,22 @@ def _between(ledger: Ledger) -> list[Kept]:
         if call.call is not None:
             inner[call.call].append(index)
     recomputed = _recomputed(ledger)
-    # Parts in equal wrappers differ in what each wrapper calls.
-    inside_of = {
-        id(call): (call.class_name, *(calls[one].class_name for one in inner[index][:2]))[:2]
-        if len(inner[index]) == 1
-        else (call.class_name,)
-        for index, call in enumerate(calls)
-    }
 
-    def part(index: int) -> ModuleCall | None:
+    def part(index: int) -> int | None:
         """The call of a recomputed module, or of one in wrappers; ``None`` of others."""
         while calls[index].module not in recomputed:
             inside = inner[index]
             if len(inside) != 1:
                 return None
             index = inside[0]
-        return calls[index]
+        return index
+
+    def kinds(parts: list[int]) -> set[str]:
+        """The parts' classes, or, in equal wrappers, those in the wrappers."""
+        found = {calls[one].class_name for one in parts}
+        wrapped = [inner[one][0] for one in parts if len(inner[one]) == 1]
+        whole = len(found) > 1 or len(wrapped) < len(parts)
+        return found if whole else {calls[one].class_name for one in wrapped}
 
     held = sorted((one for one, _ in _held(ledger)), key=lambda one: one.born)
     layers: dict[str, list[tuple[ModuleCall, list[Memory]]]] = defaultdict(list)
@@ -617,9 +617,9 @@ def _between(ledger: Ledger) -> list[Kept]:
             continue
         parts = [found for one in inner[index] if (found := part(one)) is not None]
         # A list of equal layers has results between them as well: those are a checkpoint's inputs.
-        if 2 * len(parts) <= len(inner[index]) or len({inside_of[id(one)] for one in parts}) < 2:
+        if 2 * len(parts) <= len(inner[index]) or len(kinds(parts)) < 2:
             continue
-        if len({recomputed[one.module] for one in parts}) < 2:
+        if len({recomputed[calls[one].module] for one in parts}) < 2:
             continue  # one recompute runs them all: the layer is checkpointed
         inside = [one for one in held if call.first <= one.born < call.last]
         if len(inside) > 1:
