@@ -467,8 +467,8 @@ def findings_page() -> str:
         title = text.partition("\n")[0].removeprefix("# ")
         symptom = re.search(r"^\| Symptom \| (.*) \|$", text, re.MULTILINE)
         logs = re.findall(r"^```text\n(.*?)$", text, re.MULTILINE)
-        errors = dict.fromkeys(filter(None, map(_error, logs)))
-        shown = "".join(f" `{error}`" for error in [*errors][:1])
+        errors = filter(None, map(_error, logs))
+        shown = next((f" `{error}`" for error in errors), "")
         rows.append(f"| [{title}]({path.name}) | {symptom[1] if symptom else ''}.{shown} |\n")
     return _FINDINGS + "".join(rows)
 

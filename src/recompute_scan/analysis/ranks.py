@@ -294,8 +294,7 @@ def result_by_hooks(info: RunInfo, trace: Result | None = None) -> Result | None
                 filter(None, (_ONLY_COUNTED.format(step=counted.step, why=why), info.message))
             ),
         )
-        most_known = most if told else None
-        bare = replace(bare, recompute_per_backward=most_known, steps=steps)
+        bare = replace(bare, recompute_per_backward=most if told else None, steps=steps)
     else:
         return None
     seen = Evidence(

@@ -390,7 +390,7 @@ def is_other(stack: Sequence[Frame], timeouts: Sequence[Timeout]) -> bool:
 
 
 def _kind(name: str) -> str:
-    """The collective alone: the same for ``all_gather_object`` and ``_ALLGATHER_BASE``."""
+    """The collective alone: the same for ``all_gather_into_tensor`` and ``_ALLGATHER_BASE``."""
     return name.replace("_", "").upper()[:8]
 
 
