@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from recompute_scan.crash import Frame, Raised
-from recompute_scan.diagnose.tracebacks import APPLIED, doing, evaluates
+from recompute_scan.diagnose.tracebacks import doing, evaluates
 from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT, RANDOM_STATE, REENTRANT
-from recompute_scan.frameworks.detect import Signature, innermost, some
+from recompute_scan.frameworks.detect import APPLIED, Signature, innermost, some
 
 _TORCH = "pytorch/pytorch/issues/"
 _HF = "huggingface/transformers/issues/"

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from recompute_scan.crash import Frame, Raised
 from recompute_scan.diagnose.log_lines import HEADER, LOOSE, TYPED, shape
 from recompute_scan.frameworks import registry
-from recompute_scan.frameworks.detect import LogLine, Where
+from recompute_scan.frameworks.detect import LogLine, Where, is_own_backward
 
 _MOST_FRAMES = 400
 _MOST_CONTINUED = 60
@@ -343,8 +343,6 @@ _EVALUATION = re.compile(
 _BACKWARD = re.compile(
     r"torch/_tensor\.py:backward$|torch/autograd/(?!grad_mode)\w+\.py:\w*(?:backward|grad)$"
 )
-# The caller of a backward() that is written in Python.
-APPLIED = re.compile(r"torch/autograd/function\.py:apply$")
 _OPTIMIZER = re.compile(
     r"torch/optim/\w{1,80}\.py:(?!\w{0,80}(?:cast|process_value|load)\w*$)"
     r"|(?:^|/)\w{0,80}(?:adam|optim|sgd|lion|muon|adafactor)\w{0,80}\.py:step$"
@@ -405,19 +403,13 @@ def activity(frames: Sequence[Frame]) -> tuple[Activity, int] | None:
         inner = frames[index + 1] if index + 1 < len(frames) else None
         found = _of_frame(frames[index], inner, forward=forward, gathers=gathers)
         where = frames[index].site
-        if forward and found in (None, "backward") and _runs_again(frames, index):
-            found = "recompute"
+        if forward and found in (None, "backward") and is_own_backward(frames, index):
+            found = "recompute"  # it runs a module
         if found is not None:
             return found, index
         forward = forward or _FORWARD.search(where) is not None
         gathers = gathers or _GATHERS.search(where) is not None
     return None
-
-
-def _runs_again(frames: Sequence[Frame], index: int) -> bool:
-    """Is this the backward() of somebody's autograd function? One that runs a module recomputes."""
-    outer = frames[index - 1].site if index else ""
-    return frames[index].function == "backward" and APPLIED.search(outer) is not None
 
 
 def doing(*wanted: Activity) -> Where:

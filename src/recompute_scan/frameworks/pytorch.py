@@ -15,18 +15,15 @@ from msgspec.structs import replace
 
 from recompute_scan.crash import Frame
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT, Edit, Mechanism
-from recompute_scan.frameworks.detect import Signature, innermost
+from recompute_scan.frameworks.detect import Signature, innermost, is_own_backward
 
 _ASKS_GRAD = innermost(r"torch/autograd/(?:__init__\.py:grad|graph\.py:_engine_run_backward)$")
 
 
 def _differentiates(frames: Sequence[Frame]) -> int | None:
     """The backward() of an autograd function written in Python, where it calls autograd.grad."""
-    sites = [frame.site for frame in frames]
-    for n in range(len(sites) - 1, 0, -1):
-        if sites[n].endswith(":backward") and sites[n - 1].endswith("autograd/function.py:apply"):
-            return n if _ASKS_GRAD(frames) is not None else None
-    return None
+    own = (n for n in range(len(frames) - 1, 0, -1) if is_own_backward(frames, n))
+    return next(own, None) if _ASKS_GRAD(frames) is not None else None
 
 
 _VARIANTS = ("use_reentrant as passed; without it reentrant (as of torch 2.14)",)
