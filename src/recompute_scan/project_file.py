@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from recompute_scan.errors import UsageError, how_to_add
+from recompute_scan.errors import UsageError
 from recompute_scan.files import content
 
 _FILE = "pyproject.toml"
@@ -170,13 +170,6 @@ def _parsed(file: Path, data: bytes) -> dict[str, Any]:
     try:
         refuse_long_keys(data.decode("utf-8", "replace"))
         found = msgspec.toml.decode(data)
-    except ImportError:
-        raise UsageError(
-            "E240",
-            f"{file} cannot be read.",
-            why="TOML needs tomli before Python 3.11",
-            hint=how_to_add("lint"),
-        ) from None
     except RecursionError:
         why = "its values are nested too deep"
         raise UsageError("E240", f"{file} cannot be read.", why=why) from None

@@ -14,7 +14,7 @@ import torch
 from isal import isal_zlib
 from msgspec import Struct
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 from recompute_scan.fidelity.tensors import plain_parts
 
@@ -173,7 +173,7 @@ def arguments(
 def _leaves(value: Any) -> Sequence[Any]:
     """All in it; most often it is a list of sizes, which holds no others."""
     flat = isinstance(value, (list, tuple)) and not isinstance(value[0], (list, tuple, dict))
-    return value if flat else tree_leaves(value)
+    return value if flat else tree_flatten(value)[0]
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -49,8 +49,6 @@ def read_settings(text: str, suffix: str) -> list[Setting]:
         data = decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Unreadable(f"it is no {suffix[1:].upper()} ({type(error).__name__})") from None
-    except ImportError:
-        raise Unreadable("TOML needs tomli before Python 3.11") from None
     return [Setting(path, value, text) for path, value in _flat(data, (), _budget())]
 
 

@@ -31,7 +31,7 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace, _Ops
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 from recompute_scan.annotations import RegionAnnotation
 from recompute_scan.crash import code_of
@@ -281,7 +281,7 @@ def keeps(decision: str) -> bool:
 def storages_of(values: Any) -> Iterator[torch.UntypedStorage]:
     """The storages of all tensors, each once; of a wrapper the tensors inside it."""
     seen: set[int] = set()
-    queue = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    queue = [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, torch.Tensor)]
     while queue:
         tensor = queue.pop()
         flatten = getattr(tensor, "__tensor_flatten__", None)

@@ -21,7 +21,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from msgspec import Struct
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 from recompute_scan.record.isolation import Patches
 from recompute_scan.record.modules import root_modules
@@ -165,7 +165,7 @@ class SavedTensors:
         """An operator of the current run made these; a selective checkpoint would keep them."""
         with self._lock, torch._C.DisableTorchFunction():
             self._passes()
-            for tensor in tree_leaves(results):
+            for tensor in tree_flatten(results)[0]:
                 number = self._number(tensor) if isinstance(tensor, torch.Tensor) else None
                 if number is not None:
                     self._holds.append(_OpenCall(number, self.current_run, "heavy", self.now))

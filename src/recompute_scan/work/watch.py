@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _pop_mode, _push_mode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 from recompute_scan.fidelity.operators import (
     OperatorKind,
@@ -533,7 +533,7 @@ class StepWatch:
                 results = tensors(rest[-1:])
                 call.trained = any(one.requires_grad for one in results)
                 if call.call is None and call.phase == "forward" and len(self.ledger.steps) == 1:
-                    self._values.see_rows(call, tree_leaves((args, named)), weights(module))
+                    self._values.see_rows(call, tree_flatten((args, named))[0], weights(module))
                 return
 
     def _differentiate(self, call: Any, roots: Any, *args: Any, **kwargs: Any) -> Any:
