@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 import recompute_scan
-from recompute_scan.integrations.trainers import Follower
+from recompute_scan.integrations.follower import Follower
 from tests.callbacks.counted import Counter
 from tests.guard import nets
 

@@ -35,7 +35,7 @@ ELSEWHERE = {
     "trace/database.py": "`sources.load` has opened it before",
     "analysis/tracks.py": "writes its own file",
     "bundle/pack.py": "the archive that it has just written",
-    "integrations/trainers.py": "the same, in a folder of its own",
+    "integrations/follower.py": "the same, in a folder of its own",
     "bundle/names.py": "a text of this package",
     "cli/show.py": "texts of this package, and of the documentation in a checkout",
     "report/templating.py": "templates of this package",

@@ -12,17 +12,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recompute_scan.integrations.trainers import (
-        RecomputeScanCallback,
-        RecomputeScanLightningCallback,
-        RecomputeScanTracker,
-    )
+    from recompute_scan.integrations.accelerate import RecomputeScanTracker
+    from recompute_scan.integrations.huggingface import RecomputeScanCallback
+    from recompute_scan.integrations.lightning import RecomputeScanLightningCallback
 
 
 __all__ = ["RecomputeScanCallback", "RecomputeScanLightningCallback", "RecomputeScanTracker"]
 
+_MODULES = {
+    "RecomputeScanCallback": "huggingface",
+    "RecomputeScanLightningCallback": "lightning",
+    "RecomputeScanTracker": "accelerate",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module(f"{__name__}.trainers"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

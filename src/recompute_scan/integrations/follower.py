@@ -1,22 +1,12 @@
-"""Callbacks for transformers and Lightning, and a tracker for Accelerate.
-
-The first is for the Trainer of transformers, and of trl, axolotl and others that build on it; the
-second for Lightning's, by either of its names. The tracker serves loops with an ``Accelerator``,
-which log their steps.
-"""
+"""A recording that follows a trainer, and the note that trackers get of it."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
-
-from accelerate.tracking import GeneralTracker
-from transformers import TrainerCallback
+from typing import Literal
 
 from recompute_scan import trackers
 from recompute_scan.api import Scan
@@ -142,108 +132,3 @@ def _bundled(scan: Scan) -> dict[str, bytes]:
     except Exception:  # what is there otherwise is kept all the same
         _log.warning("The traces could not be packed", exc_info=True)
         return {}
-
-
-class RecomputeScanCallback(Follower, TrainerCallback):
-    """Records the first steps of each ``train()``: ``Trainer(…, callbacks=[callback])``.
-
-    A step is an optimizer step, whatever ``gradient_accumulation_steps`` is. Given to the Trainer
-    when that is made, it sees which line switches checkpointing on.
-    Arguments as of :class:`Follower`.
-    """
-
-    def on_init_end(self, *_: Any, **__: Any) -> None:
-        """The Trainer is there, and checkpointing not yet on."""
-        self._begin()
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """For callbacks that were added later, and for a second ``train()``."""
-        self._begin()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self._step()
-
-    def on_train_end(self, *_: Any, **__: Any) -> None:
-        self._end()
-
-
-def _base() -> Any:
-    """The ``Callback`` of the package that the script uses; both may be installed."""
-    names = ["lightning.pytorch", "pytorch_lightning"]
-    names.sort(key=lambda name: name not in sys.modules)
-    try:
-        return importlib.import_module(names[0]).Callback
-    except ModuleNotFoundError as error:
-        if error.name != names[0].partition(".")[0]:
-            raise
-    return importlib.import_module(names[1]).Callback
-
-
-_Callback: Any = _base()
-
-
-class RecomputeScanLightningCallback(Follower, _Callback):
-    """Records the first steps of each ``fit()``: ``Trainer(callbacks=[callback])``.
-
-    A step is an optimizer step, whatever ``accumulate_grad_batches`` is; of several optimizers in
-    one batch, their steps together.
-    Arguments as of :class:`Follower`.
-    """
-
-    _global_step = 0
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The strategy has not wrapped the model yet."""
-        if stage == "fit":
-            self._begin()
-            self._global_step = trainer.global_step
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """A batch is over; was it the last one of a step?"""
-        if trainer.global_step != self._global_step:
-            self._global_step = trainer.global_step
-            self._step()
-
-    def on_train_end(self, *_: Any) -> None:
-        self._end()
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._end(exception)
-
-
-class RecomputeScanTracker(Follower, GeneralTracker):
-    """Records the first steps: ``Accelerator(log_with=[tracker])``, then ``init_trackers(…)``.
-
-    A step ends with each ``accelerator.log(…, step=n)`` of another ``n``, or each ``log`` without
-    one: log once per step, at its end. ``accelerator.end_training()`` ends the recording. Make the
-    model after ``init_trackers``, so that the lines that switch checkpointing on are seen.
-    Arguments as of :class:`Follower`.
-    """
-
-    name = "recompute_scan"
-    requires_logging_directory = False
-    main_process_only = False
-
-    _logged: int | None = None
-
-    @property
-    def tracker(self) -> RecomputeScanTracker:
-        """The tracker that ``accelerator.get_tracker("recompute_scan", unwrap=True)`` returns."""
-        return self
-
-    def start(self) -> None:
-        self._logged = None
-        self._begin()
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """The same, in versions that do not call :meth:`start`; the values are not looked at."""
-        self._begin()
-
-    def log(self, values: dict[str, Any], step: int | None = None, **_: Any) -> None:
-        """Something was logged; the values are not looked at."""
-        if step is None or step != self._logged:
-            self._logged = step
-            self._step()
-
-    def finish(self) -> None:
-        self._end()
