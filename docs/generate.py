@@ -70,9 +70,9 @@ _ERROR_WORDS = 6
 _FIELDS = """\
 # The result's fields
 
-Every class of `result.json` and of `analyze --format json`, as `field`: type. `?` marks a field
-that is `null` if unknown, `[]` a list, `{}` an object; unknown is never 0. The JSON Schema,
-[schemas/result.json](schemas/result.json), describes them.
+Every class of `result.json`, which `analyze --format json` prints too, as `field`: type. `?` is
+`null` if unknown, `[]` a list, `{}` an object; unknown is never 0. JSON Schemas:
+[result](schemas/result.json), and [comparison](schemas/comparison.json) of `compare --format json`.
 """
 
 _PYTHON = """\
@@ -135,7 +135,7 @@ with rs.record(steps=2, warmup=2, timing_steps=3) as recording:
 print(recording.scan.verdict)
 ```
 
-After its steps (`rs.record` below) recompute-scan removes itself from the process
+After its steps (`rs.record` below) recompute-scan leaves the process
 ([cost](how-well-it-works.md#recording)). An exception passes through, and `recording.scan` names a
 known cause. One recording runs at a time.
 
@@ -144,7 +144,8 @@ all ranks the same folder. If you run your own profiler, recording waits for it 
 
 ## Callbacks
 
-Callbacks take `rs.record`'s arguments and have a `scan` after training.
+Callbacks take `rs.record`'s arguments and [`trackers`](ci.md#trackers), and have a `scan` after
+training.
 
 ```python
 from recompute_scan.integrations import RecomputeScanCallback

@@ -199,7 +199,7 @@ def test_a_run_is_told_from_its_first_line_to_its_last_and_the_script_is_the_sam
     tmp_path: Path,
 ) -> None:
     plain = started(tmp_path, "train.py")
-    told = started(tmp_path, *FEW, "--events", "events.jsonl", "train.py")
+    told = started(tmp_path, *FEW, "--work", "--events", "events.jsonl", "train.py")
     assert told.returncode == plain.returncode == 5
     assert told.stdout.startswith(plain.stdout)
     events = events_in((tmp_path / "events.jsonl").read_bytes())
@@ -208,7 +208,7 @@ def test_a_run_is_told_from_its_first_line_to_its_last_and_the_script_is_the_sam
     assert isinstance(events[-1], CommandEnded)
     assert events[-1].exit_status == 5
     phases = [one.phase for one in events if isinstance(one, PhaseBegun)]
-    assert phases == ["warmup", "timing", "trace", "stacks", "comparing", "done"]
+    assert phases == ["warmup", "timing", "trace", "stacks", "comparing", "watching", "done"]
     steps = [one.step for one in events if isinstance(one, StepEnded)]
     assert steps == list(range(1, len(steps) + 1))
     (script,) = (one for one in events if isinstance(one, ScriptEnded))

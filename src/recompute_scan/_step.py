@@ -11,8 +11,8 @@ listeners: list[Callable[[], None]] = []
 def step() -> None:
     """Say that one training step has ended, in a loop that has no ``torch.optim`` optimizer.
 
-    Call it once at the end of each step. Under ``recompute-scan run`` these calls then replace
-    the steps of optimizers as step boundaries; anywhere else it does nothing.
+    Call it once at the end of each step. Under ``recompute-scan run``, in a ``%%recompute`` cell,
+    for a guard and for ``fit`` it then replaces optimizers' steps; elsewhere it does nothing.
     """
     for listener in tuple(listeners):
         listener()

@@ -31,7 +31,7 @@ _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)\Z")
 _SCRIPTS = ("/dev/stdin", "/dev/stdout", "/dev/stderr")
 
 PhaseName = Literal[
-    "warmup", "timing", "waiting", "trace", "stacks", "comparing", "counting", "done"
+    "warmup", "timing", "waiting", "trace", "stacks", "comparing", "watching", "counting", "done"
 ]
 
 

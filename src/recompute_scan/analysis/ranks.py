@@ -151,7 +151,7 @@ def merge(pieces: Sequence[Piece], failures: Sequence[InputError]) -> Result:
         InputError: There is no piece; the first failure.
     """
     if not pieces:
-        raise failures[0]
+        raise failures[0] if failures else InputError("E308", "No trace was named.")
     main = worst(pieces)
     verdicts = sorted({piece.result.verdict for piece in pieces})
     warnings = [f"Left out: {error.what} {error.why or ''}".strip() for error in failures]

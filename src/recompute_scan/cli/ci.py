@@ -79,9 +79,9 @@ def check(
     """Fail if TRACES show doubled checkpointing, or what else this project refuses.
 
     TRACES are as for `analyze`, or one result.json. Ends with 0 when they pass, with 1 when
-    something is refused, with 4 when there is no verdict. Without any threshold, doubled
+    something is refused, with 4 when that is not known. Without any threshold, doubled
     checkpointing is refused. [tool.recompute-scan.check] of a project's pyproject.toml can set the
-    same options; those given here win.
+    thresholds and the baseline; those given here win.
     """
     from recompute_scan.check import judge
     from recompute_scan.check.formats import RENDERINGS

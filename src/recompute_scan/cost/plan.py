@@ -302,7 +302,7 @@ def read_wish(memory: str | None, step_time_ms: float | None) -> Wish:
     if memory is not None and step_time_ms is not None:
         raise UsageError(
             "E232",
-            "A plan takes one limit: --memory or --step-time.",
+            "A plan takes one limit: memory or step time.",
             hint="give one; the plan's curve shows time and memory",
         )
     if step_time_ms is not None:

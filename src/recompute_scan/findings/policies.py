@@ -353,7 +353,7 @@ def _left_out(policy: WatchedPolicy, one: DecidedOperator) -> bool:
 
 @partial(Rule, "RS503", "expensive-op-not-listed", needs="policies")
 def expensive_op_not_listed(evidence: Evidence) -> Iterator[Finding]:
-    """An operator that a policy leaves out costs more for its bytes than all that it keeps."""
+    """An operator that a policy leaves out costs more for its bytes than one that it keeps."""
     for policy, one, time, part in _dear(evidence):
         if not _left_out(policy, one):
             continue

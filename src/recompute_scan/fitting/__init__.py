@@ -50,7 +50,7 @@ def fit(
             raise UsageError("E232", f"{memory} is no amount of memory.", hint="60GB or 80%")
         wish = Wish("bytes", float(memory), f"{memory} bytes")
     else:
-        wish = read_wish(memory or (None if step_time_ms else "90%"), step_time_ms)
+        wish = read_wish(memory or (None if step_time_ms is not None else "90%"), step_time_ms)
     if wish.kind == "time" and not (math.isfinite(wish.amount) and wish.amount > 0):
         raise UsageError("E232", f"{step_time_ms} is no step time.", hint="milliseconds above 0")
     known = None if plan is None else read_plan(Path(plan))

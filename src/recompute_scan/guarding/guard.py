@@ -52,8 +52,8 @@ class StandingGuard:
     """A guard over a whole training: sends alerts when recomputes change.
 
     Use it in a ``with`` statement around the training, or call its ``start`` and ``stop``. Steps
-    end with the optimizer's, or where its ``step`` is called. It logs to
-    ``recompute_scan.guard`` and calls the callbacks, and raises nothing into the training.
+    end with the optimizer's, or where its ``step`` is called. It logs to ``recompute_scan.guard``,
+    calls the callbacks and, unless ``on_change`` asks for it, raises nothing into the training.
 
     Args:
         baseline: A file with what is usual. Where it exists, the first step is compared with it

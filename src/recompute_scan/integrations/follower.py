@@ -31,7 +31,7 @@ class Follower:
         timing_steps: Steps to time without the profiler.
         folder: Where traces, result and page go; ``None`` for a temporary one.
         device: What to record.
-        trackers: Whether trackers in use (W&B, MLflow, TensorBoard) get the answer.
+        trackers: Whether trackers in use (W&B, MLflow, TensorBoard, trackio) get the answer.
     """
 
     def __init__(
