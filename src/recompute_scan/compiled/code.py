@@ -159,7 +159,7 @@ def _opened_counts(
     names: tuple[str, ...],
 ) -> Counts:
     counts = facts.counts
-    outer = counts.multiplicity[source]
+    outer = counts.m[source]
     weight = counts.weight[source] * share
     backwards = facts.alignment.passes[source]
     # A recompute inside a graph has no range in the trace: it is priced as its forward.
@@ -167,11 +167,12 @@ def _opened_counts(
     beyond = np.maximum(0, outer + asked - 1) - np.maximum(0, outer - 1)
     return Counts(
         rows=counts.rows[source],
-        multiplicity=outer + asked,
+        m=outer + asked,
         runs=counts.runs[source] + asked * backwards,
         weight=weight,
-        again=counts.again[source] * share + inside,
-        redundant=counts.redundant[source] * share + beyond * backwards * weight,
+        designed=np.zeros(len(source), np.int64),
+        recompute_ns=counts.recompute_ns[source] * share + inside,
+        redundant_ns=counts.redundant_ns[source] * share + beyond * backwards * weight,
         counted=counted,
         step=counts.step[source],
         batch=counts.batch[source],
@@ -445,7 +446,7 @@ def with_own(judgement: Judgement, counts: Counts, own: Int64) -> Judgement:
     counted = counts.counted
     if judgement.verdict != "none" or not own[counted].any():
         return judgement
-    all_of_it = replace(counts, multiplicity=counts.multiplicity + own)
+    all_of_it = replace(counts, m=counts.m + own)
     weight, again = counts.weight[counted], own[counted] > 0
     return Judgement(
         "partial",
@@ -637,11 +638,12 @@ class _Entries:
         )
         self.counts = Counts(
             rows=np.arange(whole),
-            multiplicity=runs.astype(np.float64),
+            m=runs.astype(np.float64),
             runs=runs,
             weight=np.array([cost for part in parts for cost in part.costs], np.float64),
-            again=zero,
-            redundant=zero,
+            designed=np.zeros(whole, np.int64),
+            recompute_ns=zero,
+            redundant_ns=zero,
             counted=np.array([one for part in parts for one in part.repeats.trains], np.bool_),
             step=np.zeros(whole, np.int64),
             batch=np.zeros(whole, np.int64),

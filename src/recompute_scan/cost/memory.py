@@ -399,7 +399,7 @@ def keep_attention(facts: RecomputeFacts, cost: Cost) -> KeptAttention | None:
     """The choice for this trace; ``None`` where no attention is recomputed that could be kept."""
     counts = facts.counts
     recomputed = np.flatnonzero(counts.counted & (counts.runs > 0))
-    needed = (counts.again - counts.redundant)[counts.counted].sum()
+    needed = (counts.recompute_ns - counts.redundant_ns)[counts.counted].sum()
     if not len(recomputed) or needed <= 0:
         return None
     time, size, calls, operators = 0.0, 0, 0, set()
@@ -409,7 +409,7 @@ def keep_attention(facts: RecomputeFacts, cost: Cost) -> KeptAttention | None:
         if found is None:
             continue
         operators.add(found[0])
-        time += float(counts.again[place] - counts.redundant[place])
+        time += float(counts.recompute_ns[place] - counts.redundant_ns[place])
         if counts.flight[place] == batches[0]:
             calls += 1
             size += found[1]

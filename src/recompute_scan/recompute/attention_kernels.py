@@ -192,7 +192,7 @@ class KernelStep(Struct, frozen=True):
 
     @property
     def highest(self) -> int | None:
-        """Highest multiplicity in the step; ``None`` where it is unknown."""
+        """The highest m in the step; ``None`` where it is unknown."""
         return None if self.passes is None else max((p.highest for p in self.passes), default=0)
 
 

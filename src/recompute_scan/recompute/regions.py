@@ -35,7 +35,7 @@ def count_families(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Family, .
     columns = (
         np.bincount(kinds),
         np.bincount(kinds, counts.runs[mine]),
-        np.bincount(kinds, counts.again[mine] / 1e6),
+        np.bincount(kinds, counts.recompute_ns[mine] / 1e6),
     )
     engines = facts.structure.rows(Role.BACKWARD)
     names = map(facts.calls.called, engines[facts.in_whole_step(engines)].tolist())
@@ -118,8 +118,8 @@ def list_regions(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Region, ...
                 recompute_runs_per_backward=float(np.mean(recomputes)),
                 mean_recompute=counts.mean(everywhere),
                 forward_ms_per_step=float(counts.weight[everywhere].sum()) * per_step_ms,
-                recompute_ms_per_step=float(counts.again[everywhere].sum()) * per_step_ms,
-                redundant_ms_per_step=float(counts.redundant[everywhere].sum()) * per_step_ms,
+                recompute_ms_per_step=float(counts.recompute_ns[everywhere].sum()) * per_step_ms,
+                redundant_ms_per_step=float(counts.redundant_ns[everywhere].sum()) * per_step_ms,
                 checkpoints=_checkpoints(counts, blocks, max(recomputes)),
                 recomputes_by_step=_by_step(facts, places, recomputes),
                 backward_passes=max(counts.passes(part) for part in places),

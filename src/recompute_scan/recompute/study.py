@@ -266,7 +266,7 @@ def _by_kernels(
 
 
 def disagreeing_steps(facts: RecomputeFacts) -> dict[int, float | None]:
-    """The highest multiplicity that matters of each complete step where it is not the commonest.
+    """The highest m that matters of each complete step where it is not the commonest.
 
     By the step's number; ``None`` where a step's attention kernels cannot be read.
     """

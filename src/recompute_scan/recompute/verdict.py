@@ -191,7 +191,7 @@ def _ran_otherwise(structure: Structure, alignment: Alignment) -> Bool:
 def as_designed(counts: Counts, alignment: Alignment) -> Counts:
     """The counts of operators that functions and the model ran again by design."""
     runs = counts.designed
-    return replace(counts, runs=runs, multiplicity=runs / alignment.passes)
+    return replace(counts, runs=runs, m=runs / alignment.passes)
 
 
 def with_marks(counts: Counts, marked: MarkedCounts) -> Counts:
@@ -199,7 +199,7 @@ def with_marks(counts: Counts, marked: MarkedCounts) -> Counts:
 
     What its recomputes took is not known where the operators themselves were not found again.
     """
-    return replace(counts, runs=marked.runs, multiplicity=marked.runs / marked.passes)
+    return replace(counts, runs=marked.runs, m=marked.runs / marked.passes)
 
 
 def weigh(
@@ -222,7 +222,7 @@ def weigh(
     counted = counts.counted
     highest = counts.highest(counted)
     weight = counts.weight[counted]
-    again = (counts.multiplicity[counted] > 0) | (counts.designed[counted] > 0)
+    again = (counts.m[counted] > 0) | (counts.designed[counted] > 0)
     share = float(weight[again].sum() / weight.sum()) if weight.sum() else float(again.mean())
     verdict: Verdict
     if not (counts.runs[counted] > 0).any():
