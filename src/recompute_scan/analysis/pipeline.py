@@ -221,7 +221,7 @@ def _by_design(facts: RecomputeFacts, scale: float) -> tuple[ByDesign, ...]:
             recompute_ms_per_step=each.time / 1e6 * scale / steps,
             with_gradients=each.graded,
         )
-        for each in facts.by_design
+        for each in facts.designed_runs
     )
 
 

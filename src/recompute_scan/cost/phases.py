@@ -56,8 +56,10 @@ def host_phases(facts: RecomputeFacts) -> Phases:
     redundant_of = np.zeros(len(calls), np.bool_)
     redundant_of[counts.redundant_rows] = True
     begins, recomputes = _times(facts, redundant_of)
-    begins = np.concatenate([begins, calls.start[facts.designed]])
-    needed_too = np.stack([calls.duration[facts.designed], np.zeros(len(facts.designed))], axis=1)
+    begins = np.concatenate([begins, calls.start[facts.designed_rows]])
+    needed_too = np.stack(
+        [calls.duration[facts.designed_rows], np.zeros(len(facts.designed_rows))], axis=1
+    )
     recomputes = np.concatenate([recomputes, needed_too])
     optimizer = facts.structure.rows(Role.OPTIMIZER)
     passes, spans = _passes(facts), facts.whole_steps
@@ -104,7 +106,7 @@ def device_phases(facts: RecomputeFacts) -> Phases:
     top = structure.top[launch]
     role = np.where(top >= 0, structure.role[np.maximum(top, 0)], Role.RANGE)
     recomputed = np.where(top >= 0, facts.turns[np.maximum(top, 0)], 0)
-    recomputed[calls.within(facts.designed)[launch]] = 1
+    recomputed[calls.within(facts.designed_rows)[launch]] = 1
     in_backward = structure.engine[launch] >= 0
     step = step_of(facts.steps, calls.start[launch])
     inside = step >= 0

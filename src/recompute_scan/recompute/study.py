@@ -34,8 +34,7 @@ from recompute_scan.recompute.by_design import (
     DesignedRun,
     find_by_design,
     find_collectives,
-    part_own_runs,
-    without_gradients,
+    without_own_work,
 )
 from recompute_scan.recompute.checks import PlainCounts, check_soundness, check_steps, count_plainly
 from recompute_scan.recompute.frames import (
@@ -86,7 +85,7 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
         attention: What attention's kernels say, where operators alone could not answer; the
             verdict rests on it only where ``level`` is ``kernels``.
         framed: Whether Python frames gave the checkpoint call sites.
-        by_design: What runs again in other functions' gradients, without a checkpoint.
+        designed_runs: What runs again in other functions' gradients, without a checkpoint.
     """
 
     trace: Trace
@@ -104,7 +103,7 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
     compiled: Compiled | None
     attention: KernelEvidence | None
     framed: bool = False
-    by_design: tuple[DesignedRun, ...] = ()
+    designed_runs: tuple[DesignedRun, ...] = ()
 
     @property
     def structure(self) -> Structure:
@@ -117,9 +116,9 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
         return self.alignment.structure.calls
 
     @cached_property
-    def designed(self) -> Int64:
+    def designed_rows(self) -> Int64:
         """Rows of all calls that run again by design."""
-        return np.array([row for each in self.by_design for row in each.rows], np.int64)
+        return np.array([row for each in self.designed_runs for row in each.rows], np.int64)
 
     @property
     def complete_count(self) -> int:
@@ -178,8 +177,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     steps = join_steps(structure, find_steps(calls))
     starts = np.sort(np.array([step.start for step in steps], np.int64))
     alignment = align(structure, work, starts)
-    alignment, own_runs = part_own_runs(work, alignment)
-    alignment = without_gradients(alignment)
+    alignment, own_runs = without_own_work(work, alignment)
     complete = complete_steps(alignment, steps, trace.cut_at)
     counts = count(work, alignment, steps, complete)
     trace = replace(trace, health=trace.health | check_steps(calls, counts))
@@ -192,7 +190,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
             framed = spans_from_frames(trace, calls, alignment, recognise)
             spans = with_frames(spans, framed)
     blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
-    by_design = (*find_by_design(trace, structure, kernels, alignment.again), *own_runs)
+    designed_runs = (*find_by_design(trace, structure, kernels, alignment.again), *own_runs)
     facts = RecomputeFacts(
         trace=trace,
         kernels=kernels,
@@ -209,7 +207,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
         compiled=find_compiled_backward(structure),
         attention=None,
         framed=bool(framed),
-        by_design=by_design,
+        designed_runs=designed_runs,
     )
     return _decided(facts)
 
@@ -223,14 +221,14 @@ def _decided(facts: RecomputeFacts) -> RecomputeFacts:
     if facts.annotations is not None:
         marked = count_by_marks(facts.alignment, facts.annotations)
     unexplained = facts.alignment.unexplained
-    unexplained = unexplained[~np.isin(unexplained, facts.designed)]
+    unexplained = unexplained[~np.isin(unexplained, facts.designed_rows)]
     alignment = replace(facts.alignment, unexplained=unexplained)
     judgement = judge(replace(facts, alignment=alignment), marked)
     if marked is not None and judgement.by_marks:
         counts = with_marks(counts, marked)
     if judgement.by_design:
         counts = as_designed(counts, facts.alignment)
-    judgement = with_design(judgement, facts.by_design, counts)
+    judgement = with_design(judgement, facts.designed_runs, counts)
     hidden = hides_backward(trace, facts.structure, facts.kernels)
     attention = None
     if hidden or judgement.verdict == "inconclusive":
