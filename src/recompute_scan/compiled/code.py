@@ -28,6 +28,7 @@ from recompute_scan.compiled.graphs import (
     read_partitions,
 )
 from recompute_scan.compiled.logs import VERSION, CompileFrame, Record
+from recompute_scan.frameworks.pytorch import CHECKPOINT_FILE, RUN_BACKWARD
 from recompute_scan.frameworks.registry import recognise
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Counts
@@ -252,14 +253,14 @@ def _compiled_checkpoint(site: CompiledSite | None) -> Checkpoint:
     return replace(known, mechanism=recognise(site.place).name, call_site=site.line)
 
 
-_CHECKPOINT = ("torch/utils/checkpoint.py", "checkpoint")
+_CHECKPOINT = (CHECKPOINT_FILE, "checkpoint")
 # Its decorator, which keeps the compiler out of it: nothing else that has one calls models.
 _DISABLED = ("torch/_compile.py", "inner")
 _DISABLES = ("torch/_dynamo/eval_frame.py", "_fn")
 # The reentrant variant calls these; `apply` is no Python code from torch 2.14 on.
-_REENTRANT = ("torch/autograd/function.py", "apply"), ("torch/utils/checkpoint.py", "forward")
+_REENTRANT = ("torch/autograd/function.py", "apply"), (CHECKPOINT_FILE, "forward")
 _FILES = tuple(file for file, _ in _REENTRANT)
-_BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
+_BACKWARD = ("torch/autograd/graph.py", RUN_BACKWARD)
 
 
 def checkpoints_around(records: Iterable[Record]) -> Mapping[str, tuple[Checkpoint, ...]]:

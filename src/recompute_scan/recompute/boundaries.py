@@ -23,6 +23,7 @@ from recompute_scan.annotations import (
     parse_recompute,
     parse_region,
 )
+from recompute_scan.frameworks import pytorch
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.by_design import find_own_work, functions_around
@@ -267,7 +268,7 @@ def of_function(checkpoint: Checkpoint, name: str, in_parts: frozenset[str]) -> 
     mechanism = vocabulary.CHECKPOINT_FUNCTIONS.get(name)
     if mechanism is not None:
         return replace(checkpoint, mechanism=mechanism)
-    return replace(checkpoint, mechanism=vocabulary.OWN_FUNCTION, function=name)
+    return replace(checkpoint, mechanism=pytorch.OWN.name, function=name)
 
 
 def of_one_backward(recomputes: list[Recompute], alignment: Alignment) -> list[Recompute]:

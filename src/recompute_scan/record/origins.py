@@ -399,7 +399,7 @@ def _has_running_statistics(module: nn.Module) -> bool:
 
 
 _CHECKPOINT_MODULE = "torch.utils.checkpoint"
-_SEQUENTIAL = "torch/utils/checkpoint.py:checkpoint_sequential"
+_SEQUENTIAL = pytorch.SEQUENTIAL.asks[0]
 _RECOMPUTING = ("backward", "recompute_fn")  # the reentrant and the non-reentrant variant
 # torch's own code that asks for checkpoints, and ours that does so for good.
 _ASKING = (WRAPPER_MODULE, COMPOSABLE_MODULE, "recompute_scan.fitting.layer_switch")
