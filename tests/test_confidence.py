@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from recompute_scan.analysis.confidence import confidence, doubts, headline
+from recompute_scan.analysis.headline import headline
 from recompute_scan.recompute.boundaries import Annotations
+from recompute_scan.recompute.checks import confidence, doubts
 from recompute_scan.recompute.study import RecomputeFacts, study
 from tests.report.sample_results import full
 from tests.trace.kineto_reading import parse

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from recompute_scan import trace as traces
 from recompute_scan.advise.choice import kept
-from recompute_scan.analysis.confidence import confidence, doubts, headline
+from recompute_scan.analysis.headline import headline
 from recompute_scan.analysis.inputs import Loaded, load_one, name_mechanism, with_stacks
 from recompute_scan.analysis.ranks import (
     Piece,
@@ -49,6 +49,7 @@ from recompute_scan.numpy_tools import places_of
 from recompute_scan.progress import paused
 from recompute_scan.recompute.alignment import Counts
 from recompute_scan.recompute.attention_kernels import KernelEvidence
+from recompute_scan.recompute.checks import confidence, doubts
 from recompute_scan.recompute.regions import (
     attention_of,
     count_families,
@@ -114,7 +115,7 @@ def result_from(
     timed = tuple(filter(None, info.timed_steps_ms))
     # Operators that run again inside a compiled graph, and recomputes that only annotations show,
     # are in no trace, and so have no price.
-    priced = (compiled is None or compiled.priced) and not facts.judgement.by_marks
+    priced = (compiled is None or compiled.priced) and not facts.judgement.by_annotations
     cost = _price(facts, timed, priced)
     scale = time_scale(facts, timed)
     regions = _regions(opened, scale, info, compiled)

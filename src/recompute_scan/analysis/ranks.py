@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan._version import __version__
-from recompute_scan.analysis.confidence import headline
+from recompute_scan.analysis.headline import headline
 from recompute_scan.compiled.code import answer_alone, graphs_from
 from recompute_scan.compiled.logs import CompilerLog
 from recompute_scan.crash import RankEnd

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from functools import cached_property
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.numpy_tools import places_of
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import (
     Alignment,
@@ -24,7 +22,7 @@ from recompute_scan.recompute.attention_kernels import KernelEvidence, hides_bac
 from recompute_scan.recompute.boundaries import (
     Annotations,
     Span,
-    count_by_marks,
+    count_by_annotations,
     read_annotations,
     spans_from_annotations,
     spans_from_recomputes,
@@ -55,8 +53,8 @@ from recompute_scan.recompute.verdict import (
     as_designed,
     find_compiled_backward,
     judge,
+    with_annotations,
     with_design,
-    with_marks,
 )
 from recompute_scan.result import EvidenceLevel
 from recompute_scan.trace.calls import (
@@ -217,15 +215,15 @@ def _decided(facts: RecomputeFacts) -> RecomputeFacts:
 
     Nothing else sets ``judgement`` and ``level``, nor the counts that annotations or design give.
     """
-    trace, calls, counts, marked = facts.trace, facts.calls, facts.counts, None
+    trace, calls, counts, annotated = facts.trace, facts.calls, facts.counts, None
     if facts.annotations is not None:
-        marked = count_by_marks(facts.alignment, facts.annotations)
+        annotated = count_by_annotations(facts.alignment, facts.annotations)
     unexplained = facts.alignment.unexplained
     unexplained = unexplained[~np.isin(unexplained, facts.designed_rows)]
     alignment = replace(facts.alignment, unexplained=unexplained)
-    judgement = judge(replace(facts, alignment=alignment), marked)
-    if marked is not None and judgement.by_marks:
-        counts = with_marks(counts, marked)
+    judgement = judge(replace(facts, alignment=alignment), annotated)
+    if annotated is not None and judgement.by_annotations:
+        counts = with_annotations(counts, annotated)
     if judgement.by_design:
         counts = as_designed(counts, facts.alignment)
     judgement = with_design(judgement, facts.designed_runs, counts)
@@ -261,24 +259,3 @@ def _by_kernels(
         return Judgement("inconclusive", HIDDEN_BY_GRAPHS) if unknown else seen
     alone = not len(facts.structure.rows(Role.BACKWARD))
     return seen if judgement.verdict == "inconclusive" and (seen.highest or alone) else judgement
-
-
-def disagreeing_steps(facts: RecomputeFacts) -> dict[int, float | None]:
-    """The highest m that matters of each complete step where it is not the commonest.
-
-    By the step's number; ``None`` where a step's attention kernels cannot be read.
-    """
-    found: dict[int, float | None] = {}
-    counts = facts.counts
-    if facts.level == "kernels":
-        steps = facts.attention.steps if facts.attention else ()
-        found = {step.span.index: step.highest for step in steps}
-    else:
-        counted = np.flatnonzero(counts.counted)
-        for place, mine in places_of(counts.step[counted]).items():
-            if place >= 0:
-                found[facts.steps[place].index] = counts.highest(counted[mine])
-    if not found:
-        return {}
-    (commonest, _), *_ = Counter(found.values()).most_common()
-    return {step: value for step, value in found.items() if value != commonest}
