@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import numpy as np
 from msgspec import Struct, field
 
-from recompute_scan.advise import RunFacts, Switch, keep_and_drop, place, switch_of, title_of
+from recompute_scan.advise.choice import (
+    RunFacts,
+    Switch,
+    keep_and_drop,
+    place,
+    switch_of,
+    title_of,
+)
 from recompute_scan.cost.memory import KeptAttention, keep_attention, levels_of
 from recompute_scan.cost.phases import Repeated, repeated
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS

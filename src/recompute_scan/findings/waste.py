@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from recompute_scan.advise import place
+from recompute_scan.advise.choice import place
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.result import Finding
 from recompute_scan.result.watched_step import Kept, KeptKind, WatchedStep, Work, WorkKind
