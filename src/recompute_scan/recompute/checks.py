@@ -395,30 +395,30 @@ def confidence(facts: RecomputeFacts, *, one_count: bool = False) -> Level:
     ``one_count``: the plain count saw no counted operator.
     """
     attention = facts.attention if facts.level == "kernels" else None
-    guessed, annotations = guesses_places(facts, _MANY_GUESSED), facts.annotations
+    guessed, annotations = _guesses_places(facts, _MANY_GUESSED), facts.annotations
     if facts.judgement.by_annotations:
         return "low" if guessed else "medium"
     unlaunched = facts.work.unlaunched > _MANY_UNLAUNCHED * max(1, len(facts.kernels.event))
     unsure = guessed or unlaunched
-    if annotations is not None and annotations_disagree(facts):
+    if annotations is not None and _annotations_disagree(facts):
         unsure |= annotations.disagreeing > annotations.recomputed
     if facts.judgement.verdict == "inconclusive" or unsure:
         return "low"
     if attention is not None:
-        told = attention.by_thread and attention.steps_marked and not disagreeing_steps(facts)
+        told = attention.by_thread and attention.steps_marked and not _disagreeing_steps(facts)
         return "medium" if told else "low"
     lost = lost_evidence(facts.trace.health)
     alone = facts.plain.agrees is not True or one_count
-    doubtful = annotations_disagree(facts) or facts.complete_count < 2 or disagreeing_steps(facts)
-    return "medium" if lost or doubtful or alone or guesses_places(facts) else "high"
+    doubtful = _annotations_disagree(facts) or facts.complete_count < 2 or _disagreeing_steps(facts)
+    return "medium" if lost or doubtful or alone or _guesses_places(facts) else "high"
 
 
-def guesses_places(facts: RecomputeFacts, most: float = _SOME_GUESSED) -> bool:
+def _guesses_places(facts: RecomputeFacts, most: float = _SOME_GUESSED) -> bool:
     """Is the place of more than this share of the calls a guess?"""
     return facts.calls.guessed + facts.calls.overruns > most * len(facts.calls)
 
 
-def annotations_disagree(facts: RecomputeFacts) -> bool:
+def _annotations_disagree(facts: RecomputeFacts) -> bool:
     """Do the run wrapper's annotations and the operators differ by more than a stray few?"""
     annotations = facts.annotations
     return annotations is not None and annotations.disagreeing > max(
@@ -429,7 +429,7 @@ def annotations_disagree(facts: RecomputeFacts) -> bool:
 def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
     """Doubts about the evidence for the reader, one sentence each."""
     found = list(sentences(facts.trace.health, len(facts.trace)))
-    if guesses_places(facts):
+    if _guesses_places(facts):
         found.extend(_guesses(facts.calls))
     if facts.framed:
         found.append(
@@ -438,7 +438,7 @@ def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
         )
     if facts.attention is not None and facts.level == "kernels":
         found.extend(facts.attention.notes)
-    if differing := disagreeing_steps(facts):
+    if differing := _disagreeing_steps(facts):
         said = ", ".join(
             f"{step} ({'not known' if runs is None else f'{runs:g}'})"
             for step, runs in differing.items()
@@ -454,7 +454,7 @@ def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
             "again. The annotations that the recording put around each checkpointed call gave the "
             "count; the cost of the recomputes is not known."
         )
-    elif facts.annotations is not None and annotations_disagree(facts):
+    elif facts.annotations is not None and _annotations_disagree(facts):
         found.append(
             f"The annotations of the recorded checkpoints and the operators disagree on "
             f"{facts.annotations.disagreeing} of {facts.annotations.recomputed} recomputed "
@@ -517,7 +517,7 @@ def _plain_doubts(facts: RecomputeFacts) -> list[str]:
     ]
 
 
-def disagreeing_steps(facts: RecomputeFacts) -> dict[int, float | None]:
+def _disagreeing_steps(facts: RecomputeFacts) -> dict[int, float | None]:
     """The highest m that matters of each complete step where it is not the commonest.
 
     By the step's number; ``None`` where a step's attention kernels cannot be read.

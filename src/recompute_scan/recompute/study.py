@@ -164,6 +164,10 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
 def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     """Find the recomputes of a trace and judge them.
 
+    An operator's m takes these steps: :func:`classify` gives each call its role, :func:`align`
+    finds the forward operator that each recomputed one repeats and the backward passes through it,
+    and :func:`count` divides. :func:`judge` may take the annotations' counts instead.
+
     ``recognise`` names the mechanism that asks from a place in code. With it, Python frames in a
     trace without annotations give each checkpoint's call site.
     """

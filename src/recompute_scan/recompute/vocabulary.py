@@ -148,7 +148,7 @@ OTHER_FAMILY = ("other", "other")
 _remembered = lru_cache(maxsize=4096)
 
 
-def alike(names: Sequence[str]) -> NDArray[np.int64]:
+def same_work(names: Sequence[str]) -> NDArray[np.int64]:
     """For each name: the place of the first that means the same work, in another version."""
     first: dict[str, int] = {}
     same = (COMPILED_REGION.sub(r"\1", name) for name in names)
