@@ -71,7 +71,7 @@ from recompute_scan.result import (
 from recompute_scan.result.run_record import RunInfo, run_info_name
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
 from recompute_scan.trace.allocations import read_allocations
-from recompute_scan.trace.columns import Int64
+from recompute_scan.trace.columns import NS_PER_MS, Int64
 from recompute_scan.trace.health import recorded_on
 from recompute_scan.trace.sniff import is_snapshot, snapshots_in
 from recompute_scan.workers import AUTOMATIC, HERE, Lost, Workers, run_each, usable_cores
@@ -219,7 +219,7 @@ def _by_design(facts: RecomputeFacts, scale: float) -> tuple[ByDesign, ...]:
             forward_per_step=each.forward / steps,
             recomputed_per_step=each.again / steps,
             kernels_per_step=each.kernels / steps,
-            recompute_ms_per_step=each.time / 1e6 * scale / steps,
+            recompute_ms_per_step=each.time / NS_PER_MS * scale / steps,
             with_gradients=each.graded,
         )
         for each in facts.designed_runs
@@ -281,7 +281,7 @@ def _steps(facts: RecomputeFacts, opened: Counts) -> tuple[Step, ...]:
             Step(
                 index=span.index,
                 start_us=span.start / 1000,
-                duration_ms=(span.end - span.start) / 1e6,
+                duration_ms=(span.end - span.start) / NS_PER_MS,
                 complete=bool(facts.complete[position]),
                 micro_batches=_micro_batches(counts.batch[mine[trained[mine]]]),
                 forward_ops=len(inside),
@@ -307,7 +307,7 @@ def _attention_steps(evidence: KernelEvidence) -> tuple[Step, ...]:
         Step(
             index=step.span.index,
             start_us=step.span.start / 1000,
-            duration_ms=(step.span.end - step.span.start) / 1e6,
+            duration_ms=(step.span.end - step.span.start) / NS_PER_MS,
             complete=bool(step.passes),
             micro_batches=len(step.passes or ()),
             forward_ops=sum(each.layers for each in step.passes or ()),

@@ -42,7 +42,7 @@ from recompute_scan.result.fidelity import DecidedOperator, Policies, WatchedPol
 from recompute_scan.result.run_record import Candidate
 from recompute_scan.trace.allocations import Allocations
 from recompute_scan.trace.calls import Calls
-from recompute_scan.trace.columns import Bool, Int32, Int64, Trace
+from recompute_scan.trace.columns import NS_PER_MS, Bool, Int32, Int64, Trace
 
 
 class Held(Struct, frozen=True):
@@ -371,7 +371,6 @@ def _gains(regions: Sequence[Region], cost: Cost, footprint: Footprint) -> list[
 
 # Ranges of the script's may stand between the two.
 _LEVELS = 4
-_NS_PER_MS = 1e6
 # By call site and name: ns in forwards, ns in recomputes.
 _Times = dict[tuple[str, str], list[float]]
 _ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp64": 8}
@@ -448,7 +447,7 @@ def with_times(policies: Policies, facts: RecomputeFacts, scale: float) -> Polic
         return policies
     times = _times(facts)
     sites = Counter(one.site for one in policies.policies)
-    factor = scale / _NS_PER_MS / facts.complete_count
+    factor = scale / NS_PER_MS / facts.complete_count
     timed = tuple(
         _timed(one, times, factor) if sites[one.site] == 1 else one for one in policies.policies
     )
