@@ -1,4 +1,7 @@
-"""The headline: the verdict in one sentence, and a second one where the trained model changes."""
+"""The headline: the verdict in one sentence, and a second one where the trained model changes.
+
+Results without a trace, and those by hooks, get theirs in :mod:`recompute_scan.analysis.ranks`.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,6 @@ def _of_ranks(result: Result, said: str) -> str:
 # alone, the compiler's graphs alone, or operators.
 _SENTENCES: dict[tuple[str, Verdict], str] = {
     ("", "none"): "No forward work runs again in the backward pass: nothing is recomputed.",
-    ("", "full"): "Every block runs its forward once more in the backward pass: checkpointed once.",
     ("kernels", "none"): "No attention forward runs again in the backward pass; nothing else could "
     "be seen.",
     ("kernels", "full"): "Every attention forward runs once more in the backward pass: "
@@ -85,8 +87,10 @@ def _headline(result: Result) -> str:
     free = _free_operators(result) if result.verdict == "partial" and level != "kernels" else 0
     passes = max((region.backward_passes for region in result.regions), default=1.0)
     where = each_pass(passes) if passes >= 2 else "the backward pass"
-    if result.verdict == "full" and not level and (result.recomputed_share or 1.0) < _HALF:
-        return f"{_share(result)} once more in {where}: checkpointed once."
+    if result.verdict == "full" and not level:
+        part = (result.recomputed_share or 1.0) < _HALF
+        which = _share(result) if part else "Every block runs its forward"
+        return f"{which} once more in {where}: checkpointed once."
     if result.verdict == "partial" and not level and result.by_design and not _in_blocks(result):
         return (
             f"{_functions(result)} again in the gradient of another function, by the model's own "
@@ -98,8 +102,6 @@ def _headline(result: Result) -> str:
             f"The compiler runs {plural(free, 'cheap operator')} again inside its backward "
             f"graphs, for free{rest}."
         )
-    if result.verdict == "full" and not level and passes >= 2:
-        return f"Every block runs its forward once more in {where}: checkpointed once."
     if (sentence := _SENTENCES.get((level, result.verdict))) is not None:
         return sentence.format(highest)
     if result.verdict == "partial":

@@ -121,20 +121,21 @@ def result_from(
     regions = _regions(opened, scale, info, compiled)
     sure = confidence(facts, one_count=compiled is not None and not compiled.seen)
     environment = _environment(facts.trace, info)
+    memory = weigh_memory(footprint, facts.trace, regions, cost, machine) if footprint else None
     evidence = Evidence(
-        facts,
-        regions,
-        cost,
-        sure,
-        info.sources,
-        info.switched_on,
-        environment,
-        weigh_memory(footprint, facts.trace, regions, cost, machine) if footprint else None,
-        info.untrained if known else None,
-        info.fidelity,
-        compiled.code if compiled else None,
-        with_times(info.policies, facts, scale) if info.policies is not None else None,
-        info.watched,
+        _known=facts,
+        regions=regions,
+        cost=cost,
+        confidence=sure,
+        sources=info.sources,
+        switched_on=info.switched_on,
+        environment=environment,
+        memory=memory,
+        untrained=info.untrained if known else None,
+        fidelity=info.fidelity,
+        graphs=compiled.code if compiled else None,
+        policies=with_times(info.policies, facts, scale) if info.policies is not None else None,
+        watched=info.watched,
     )
     findings, checked = check_all(evidence)
     warnings = (*info.warnings, *filter(None, [info.message]), *doubts(facts))
@@ -149,7 +150,7 @@ def result_from(
         environment=environment,
         proof=show_proof(opened, regions),
         flops=count_flops(facts, step_ms, device, machine.peak_tflops) if priced else None,
-        memory=evidence.memory,
+        memory=memory,
         fidelity=info.fidelity,
         policies=evidence.policies,
         compiled=evidence.graphs,

@@ -1,4 +1,4 @@
-"""RS311 to RS313, RS321 to RS324: memory and work that a training step does not need."""
+"""RS311 to RS313, RS321 to RS324: what a step does not need, as ``run --work`` watched it."""
 
 from __future__ import annotations
 
