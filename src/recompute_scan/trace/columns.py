@@ -29,7 +29,7 @@ CallRows = Int64
 Ints = npt.NDArray[np.signedinteger[Any]]
 Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
-# Times of a trace are in ns, those of a result in ms.
+# A trace has its times in ns, a result in ms.
 NS_PER_MS = 1e6
 
 
