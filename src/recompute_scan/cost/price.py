@@ -136,16 +136,11 @@ def _assumptions(base: Base, on_gpu: bool, timed: int, fixed: Prediction) -> tup
         f"{count} recorded {'step was' if count == 1 else 'steps were'} simulated as a graph of "
         "host calls, launches, streams, events and synchronization, with the redundant runs and "
         "all they launched taken out.",
+        f"The saving is subtracted from the median of {timed} steps timed without the profiler."
+        if timed
+        else "No step was timed without the profiler, so the times come from the recorded steps, "
+        "which the profiler slows down.",
     ]
-    if timed:
-        found.append(
-            f"The saving is subtracted from the median of {timed} steps timed without the profiler."
-        )
-    else:
-        found.append(
-            "No step was timed without the profiler, so the times come from the recorded steps, "
-            "which the profiler slows down."
-        )
     if base.overhead:
         found.append(
             f"The profiler took {2 * base.overhead / 1000:.1f} µs a call, which was subtracted "
