@@ -25,7 +25,7 @@ from recompute_scan.result.watched_step import Kept, WatchedStep, Work
 from tests.recompute.training import checkpointed_step, marked_step
 from tests.report.page_reader import Page
 from tests.report.sample_results import HOSTILE, doubled, full, hostile, inconclusive
-from tests.trace_builder import Call, as_bytes, document, launch, op, step, thread
+from tests.trace_builder import as_bytes, document, launch, op, step, thread, write
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,11 +33,6 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     return write(tmp_path / "trace.json", marked_step(0, recomputes=2))
-
-
-def write(file: Path, *calls: Call) -> Path:
-    file.write_bytes(as_bytes(document(thread(*calls))))
-    return file
 
 
 def test_a_path_text_or_several_are_taken(trace: Path) -> None:

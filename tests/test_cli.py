@@ -18,7 +18,7 @@ from recompute_scan.cli.output import say
 from tests.effort import some
 from tests.recompute.training import checkpointed_step, marked_step, plain_step
 from tests.result_schema import validate
-from tests.trace_builder import Call, as_bytes, document, op, step, thread
+from tests.trace_builder import op, step, write
 
 PUBLIC = Path(__file__).parents[1] / "traces" / "public"
 CALLS = {
@@ -29,11 +29,6 @@ CALLS = {
     "inconclusive": step(0, op("aten::mm")),
 }
 Output = pytest.CaptureFixture[str]
-
-
-def write(file: Path, *calls: Call) -> Path:
-    file.write_bytes(as_bytes(document(thread(*calls))))
-    return file
 
 
 @pytest.fixture

@@ -67,8 +67,8 @@ def test_a_framework_is_one_module_and_one_line(package: Path, tmp_path: Path) -
     heading = "A framework's way to switch checkpointing on"
     (package / "frameworks" / "acme.py").write_text(example(heading), encoding="utf-8")
     listed(package / "frameworks" / "registry.py", "acme", before="parallel")
-    asked = "from recompute_scan.frameworks.registry import recognise, packages\n"
-    asked += "print(recognise('acme/blocks.py:forward').title, 'acme' in packages())"
+    asked = "from recompute_scan.frameworks.registry import recognise, PACKAGES\n"
+    asked += "print(recognise('acme/blocks.py:forward').title, 'acme' in PACKAGES)"
     assert printed(package, "-c", asked) == "Acme's save_memory True\n"
 
     # The stored run, as if Acme had switched its inner checkpoints on.

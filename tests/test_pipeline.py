@@ -22,14 +22,9 @@ from tests.recompute.training import (
 )
 from tests.record.runs import run_info
 from tests.result_schema import validate
-from tests.trace_builder import Call, as_bytes, document, launch, node, op, step, thread
+from tests.trace_builder import Call, launch, node, op, step, write
 
 TWICE = dict.fromkeys(range(3), 2)
-
-
-def write(file: Path, *calls: Call, **fields: Any) -> Path:
-    file.write_bytes(as_bytes(document(thread(*calls), **fields)))
-    return file
 
 
 def account(**changed: Any) -> RunInfo:

@@ -11,7 +11,7 @@ from msgspec import structs
 
 import recompute_scan as rs
 from recompute_scan.analysis import pipeline
-from recompute_scan.analysis.confidence import headline
+from recompute_scan.analysis.headline import headline
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.analysis.ranks import Piece
 from recompute_scan.errors import InputError

@@ -9,6 +9,7 @@ import pytest
 
 from recompute_scan.analysis import inputs
 from recompute_scan.analysis.pipeline import analyse
+from recompute_scan.frameworks.pytorch import GENERATORS
 from recompute_scan.result import Result
 from tests.record.runs import LAYERS, record_script, run_plain, write_script
 
@@ -108,6 +109,10 @@ def test_every_way_of_torchs_own(tmp_path: Path) -> None:
     assert {region.recompute_runs_per_backward for region in result.regions[:5]} == {1.0}
     assert result.evidence_level == "autograd"
     assert any("come from Python frames" in warning for warning in result.warnings)
+    trace, (since_2_14, before) = tmp_path / "trace.json", GENERATORS
+    trace.write_text(trace.read_text().replace(f'{before}"', f'{since_2_14}"'))
+    renamed = [c.variant for region in analyse([trace]).regions for c in region.checkpoints]
+    assert renamed == [row[1] for row in found]
 
 
 @pytest.mark.usefixtures("frames")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from recompute_scan.recompute.study import RecomputeFacts, study
@@ -155,6 +156,11 @@ def studied(*threads: Thread) -> RecomputeFacts:
 
 def as_bytes(value: Any) -> bytes:
     return json.dumps(value).encode()
+
+
+def write(file: Path, *calls: Call, **fields: Any) -> Path:
+    file.write_bytes(as_bytes(document(thread(*calls), **fields)))
+    return file
 
 
 def _place(

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("recompute", "cost", "analysis")
 # Bounds on work and on what is shown, units, formulas' own numbers: not tuned.
 NOT_TUNED = re.compile(
-    r"_NS_PER_MS|_MOST|_MOST_.*|MOST_.*|_LOOKED_AT|_HEAD|CHUNK|_PIECE|_LONGEST.*|_SHOWN.*|_SCALE"
+    r"NS_PER_MS|_MOST|_MOST_.*|MOST_.*|_LOOKED_AT|_HEAD|CHUNK|_PIECE|_LONGEST.*|_SHOWN.*|_SCALE"
     r"|_JOINED|_FINISHED|_DEEPEST|_TIMEOUT.*|.*_TIMEOUT_S|.*_BYTES|_MEDIAN_95|_DEVIATION|_MISSING"
     r"|LATEST_US|EARLIEST_US|NO_.*|UNKNOWN|.*_BIT|_LOW_\d\d|_TIME_LIMIT_S|_DENSE"
     # Records looked at, minus infinity, ties of a solver, points of a drawn curve.

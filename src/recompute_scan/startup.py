@@ -105,9 +105,9 @@ def _run(options: str) -> list[str]:
 
 def _is_tool(module: str) -> bool:
     # Every Python process that is started imports this module; few come this far.
-    from recompute_scan.frameworks.registry import launchers  # noqa: PLC0415
+    from recompute_scan.frameworks.registry import LAUNCHERS  # noqa: PLC0415
 
-    return any(module == tool or module.startswith(f"{tool}.") for tool in (*_TOOLS, *launchers()))
+    return any(module == tool or module.startswith(f"{tool}.") for tool in (*_TOOLS, *LAUNCHERS))
 
 
 class Recorded(Struct, frozen=True):

@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.analysis.confidence import headline
+from recompute_scan.analysis.headline import headline
 from recompute_scan.findings.registry import settle
 from recompute_scan.intervals import FEWEST_PAIRS, median_interval, pair_interval, ratio_interval
 from recompute_scan.result import (

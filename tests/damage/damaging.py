@@ -10,8 +10,8 @@ from random import Random
 
 import msgspec
 
-from recompute_scan.analysis.confidence import confidence
 from recompute_scan.errors import ScanError
+from recompute_scan.recompute.checks import confidence
 from recompute_scan.recompute.study import study
 from tests.cases.groups import highest
 from tests.cases.truth import read_truth

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from recompute_scan.analysis.confidence import confidence
 from recompute_scan.analysis.pipeline import result_of
+from recompute_scan.recompute.checks import confidence
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.trace import sources
 from tests.damage.damaging import STRENGTHS, answer, damaged, events_of, labelled

@@ -8,8 +8,14 @@ from typing import Any, Literal
 
 import pytest
 
-from recompute_scan.advise import RunFacts, advise_removal, keep_and_drop, switch_of, title_of
-from recompute_scan.advise.choice import edited
+from recompute_scan.advise.choice import (
+    RunFacts,
+    advise_removal,
+    edited,
+    keep_and_drop,
+    switch_of,
+    title_of,
+)
 from recompute_scan.advise.settings import advise_fewer
 from recompute_scan.cost.memory import Levels
 from recompute_scan.frameworks.base import Edit

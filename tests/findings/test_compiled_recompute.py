@@ -5,11 +5,11 @@ import torch
 import torch._functorch.config
 from msgspec.structs import replace
 
-from recompute_scan.analysis.confidence import confidence
 from recompute_scan.analysis.ranks import bare_result
 from recompute_scan.findings.base import Evidence, NotApplicable
 from recompute_scan.findings.compiled import compiled_recompute
 from recompute_scan.findings.policies import policy_matches_nothing
+from recompute_scan.recompute.checks import confidence
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.recompute.study import RecomputeFacts, study
 from recompute_scan.report.summary import how_to_record

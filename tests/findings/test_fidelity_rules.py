@@ -6,7 +6,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from recompute_scan.advise import place
+from recompute_scan.advise.choice import place
 from recompute_scan.analysis.pipeline import result_of
 from recompute_scan.analysis.ranks import Piece, merge, result_by_hooks
 from recompute_scan.check.policy import Policy, judge

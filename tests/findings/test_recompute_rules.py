@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from recompute_scan.analysis.confidence import confidence
 from recompute_scan.analysis.pipeline import analyse, result_of
 from recompute_scan.findings.base import Evidence
 from recompute_scan.findings.registry import check_all, check_ranks
+from recompute_scan.recompute.checks import confidence
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Finding, Rank, Result

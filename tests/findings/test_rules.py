@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from recompute_scan.analysis.confidence import confidence
 from recompute_scan.cost.price import price
 from recompute_scan.findings import registry
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
@@ -14,6 +13,7 @@ from recompute_scan.findings.policies import memory_headroom
 from recompute_scan.findings.registry import RULES, check_all
 from recompute_scan.frameworks.detect import NAMES
 from recompute_scan.lint.rules import RULES as LINT_RULES
+from recompute_scan.recompute.checks import confidence
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Finding

@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 from recompute_scan.advise.choice import edited
-from recompute_scan.analysis.confidence import confidence
 from recompute_scan.analysis.pipeline import analyse, result_at, result_of
 from recompute_scan.analysis.ranks import result_of_snapshots, result_without_trace, snapshots_at
 from recompute_scan.check import Policy, judge
@@ -23,6 +22,7 @@ from recompute_scan.lint import lint
 from recompute_scan.lint.library_calls import pinned_beside
 from recompute_scan.lint.output import RENDERINGS, diff
 from recompute_scan.project_file import check_settings, lint_settings
+from recompute_scan.recompute.checks import confidence
 from recompute_scan.recompute.study import study
 from recompute_scan.report.finding_words import explanation
 from recompute_scan.report.render import render_html, render_text

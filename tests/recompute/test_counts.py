@@ -20,16 +20,17 @@ def test_only_complete_steps_count() -> None:
     assert facts.counts.step[-4:].tolist() == [-1] * 4
 
 
-def counts_of(multiplicity: list[float], weight: list[int]) -> Counts:
+def counts_of(m: list[float], weight: list[int]) -> Counts:
     size = len(weight)
     zeros, ones = np.zeros(size, np.int64), np.ones(size, np.bool_)
     return Counts(
         rows=np.arange(size),
-        multiplicity=np.array(multiplicity),
-        runs=np.array(multiplicity, np.int64),
+        m=np.array(m),
+        runs=np.array(m, np.int64),
+        designed=zeros,
         weight=np.array(weight, np.int64),
-        again=np.zeros(size),
-        redundant=np.zeros(size),
+        recompute_ns=np.zeros(size),
+        redundant_ns=np.zeros(size),
         counted=ones,
         step=zeros,
         batch=zeros,
@@ -39,7 +40,7 @@ def counts_of(multiplicity: list[float], weight: list[int]) -> Counts:
 
 
 @pytest.mark.parametrize(
-    ("multiplicity", "weight", "highest", "mean"),
+    ("m", "weight", "highest", "mean"),
     [
         ([0, 0], [50, 50], 0.0, 0.0),
         ([1, 2], [50, 50], 2.0, 1.5),
@@ -50,9 +51,9 @@ def counts_of(multiplicity: list[float], weight: list[int]) -> Counts:
     ],
 )
 def test_highest_that_matters_and_mean(
-    multiplicity: list[float], weight: list[int], highest: float, mean: float
+    m: list[float], weight: list[int], highest: float, mean: float
 ) -> None:
-    counts = counts_of(multiplicity, weight)
+    counts = counts_of(m, weight)
     assert counts.highest(counts.counted) == highest
     assert counts.mean(counts.counted) == pytest.approx(mean)
 

@@ -69,7 +69,7 @@ def counted(facts: RecomputeFacts, parts: int) -> list[list[float]]:
     counts = facts.counts
     names = [facts.calls.names[facts.calls.name[row]] for row in counts.rows]
     linear = [
-        float(counts.multiplicity[at])
+        float(counts.m[at])
         for at, name in enumerate(names)
         if name == "aten::linear" and counts.counted[at]
     ]

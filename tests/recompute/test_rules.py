@@ -103,7 +103,7 @@ def answer(path: Path, rules: tuple[Rule, ...], patch: pytest.MonkeyPatch) -> tu
         len(counts.rows),
         int(counts.runs.sum()),
         int(counts.designed.sum()),
-        len(found.by_design),
+        len(found.designed_runs),
         len(found.alignment.unexplained),
     )
 

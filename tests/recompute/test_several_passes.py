@@ -316,12 +316,7 @@ def test_a_model_that_is_called_twice_has_its_layers_once(tmp_path: Path) -> Non
         x = torch.randn(8, WIDTH, requires_grad=True)
         (run(blocks, x, around).mean() + run(blocks, -x, around).mean()).backward()
 
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(Block() for _ in range(3))
-
-    model = Named()
+    model = Stage()
     _, result = trained(
         twice_called,
         once,

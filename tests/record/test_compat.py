@@ -10,12 +10,12 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch._C import _distributed_c10d as c10d
 
+from recompute_scan.frameworks.pytorch import GENERATORS
 from recompute_scan.record import torch_versions
 from recompute_scan.record.origins import Arguments
 from tests.present import present
 
-SPREAD = "_checkpoint_without_reentrant_generator"
-PACKED = "_checkpoint_without_reentrant_generator_impl"
+PACKED, SPREAD = GENERATORS
 
 
 def _as_imported_now() -> ModuleType:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from recompute_scan.advise import find_mechanism, take_out
+from recompute_scan.advise.choice import take_out
 from recompute_scan.annotations import RegionAnnotation
+from recompute_scan.frameworks.registry import find_mechanism
 from recompute_scan.result import Checkpoint
 from recompute_scan.result.patch import apply
 from recompute_scan.result.patch import changed as patched

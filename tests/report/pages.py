@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from recompute_scan.analysis.confidence import headline
+from recompute_scan.analysis.headline import headline
 from recompute_scan.analysis.pipeline import analyse
 from recompute_scan.report.render import render_comparison_html, render_html
 from recompute_scan.result import Rank, Result, from_json

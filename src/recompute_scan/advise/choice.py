@@ -1,9 +1,7 @@
-"""Which checkpoint to keep: the advice in words, and the changed statement as a diff.
+"""Which of several checkpoints around one block to keep, and how to take the other out.
 
-Which of several checkpoints around one block to keep, and how to take the other out.
-
-How to take one checkpoint out, in a sentence: in the words of the line, and of the version.
-The statement is found by parsing; `git apply` and `patch` take the diff.
+That is a sentence in the words of the line and of the installed version, and a diff that
+`git apply` and `patch` take. The statement on the line is found by parsing.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from recompute_scan import trace as traces
 from recompute_scan.advise.choice import kept
-from recompute_scan.analysis.confidence import confidence, doubts, headline
+from recompute_scan.analysis.headline import headline
 from recompute_scan.analysis.inputs import Loaded, load_one, name_mechanism, with_stacks
 from recompute_scan.analysis.ranks import (
     Piece,
@@ -49,6 +49,7 @@ from recompute_scan.numpy_tools import places_of
 from recompute_scan.progress import paused
 from recompute_scan.recompute.alignment import Counts
 from recompute_scan.recompute.attention_kernels import KernelEvidence
+from recompute_scan.recompute.checks import confidence, doubts
 from recompute_scan.recompute.regions import (
     attention_of,
     count_families,
@@ -70,7 +71,7 @@ from recompute_scan.result import (
 from recompute_scan.result.run_record import RunInfo, run_info_name
 from recompute_scan.trace import DEFAULT_LIMITS, Address, Limits, Trace
 from recompute_scan.trace.allocations import read_allocations
-from recompute_scan.trace.columns import Int64
+from recompute_scan.trace.columns import NS_PER_MS, Int64
 from recompute_scan.trace.health import recorded_on
 from recompute_scan.trace.sniff import is_snapshot, snapshots_in
 from recompute_scan.workers import AUTOMATIC, HERE, Lost, Workers, run_each, usable_cores
@@ -114,26 +115,27 @@ def result_from(
     timed = tuple(filter(None, info.timed_steps_ms))
     # Operators that run again inside a compiled graph, and recomputes that only annotations show,
     # are in no trace, and so have no price.
-    priced = (compiled is None or compiled.priced) and not facts.judgement.by_marks
+    priced = (compiled is None or compiled.priced) and not facts.judgement.by_annotations
     cost = _price(facts, timed, priced)
     scale = time_scale(facts, timed)
     regions = _regions(opened, scale, info, compiled)
     sure = confidence(facts, one_count=compiled is not None and not compiled.seen)
     environment = _environment(facts.trace, info)
+    memory = weigh_memory(footprint, facts.trace, regions, cost, machine) if footprint else None
     evidence = Evidence(
-        facts,
-        regions,
-        cost,
-        sure,
-        info.sources,
-        info.switched_on,
-        environment,
-        weigh_memory(footprint, facts.trace, regions, cost, machine) if footprint else None,
-        info.untrained if known else None,
-        info.fidelity,
-        compiled.code if compiled else None,
-        with_times(info.policies, facts, scale) if info.policies is not None else None,
-        info.watched,
+        _known=facts,
+        regions=regions,
+        cost=cost,
+        confidence=sure,
+        sources=info.sources,
+        switched_on=info.switched_on,
+        environment=environment,
+        memory=memory,
+        untrained=info.untrained if known else None,
+        fidelity=info.fidelity,
+        graphs=compiled.code if compiled else None,
+        policies=with_times(info.policies, facts, scale) if info.policies is not None else None,
+        watched=info.watched,
     )
     findings, checked = check_all(evidence)
     warnings = (*info.warnings, *filter(None, [info.message]), *doubts(facts))
@@ -148,7 +150,7 @@ def result_from(
         environment=environment,
         proof=show_proof(opened, regions),
         flops=count_flops(facts, step_ms, device, machine.peak_tflops) if priced else None,
-        memory=evidence.memory,
+        memory=memory,
         fidelity=info.fidelity,
         policies=evidence.policies,
         compiled=evidence.graphs,
@@ -218,10 +220,10 @@ def _by_design(facts: RecomputeFacts, scale: float) -> tuple[ByDesign, ...]:
             forward_per_step=each.forward / steps,
             recomputed_per_step=each.again / steps,
             kernels_per_step=each.kernels / steps,
-            recompute_ms_per_step=each.time / 1e6 * scale / steps,
+            recompute_ms_per_step=each.time / NS_PER_MS * scale / steps,
             with_gradients=each.graded,
         )
-        for each in facts.by_design
+        for each in facts.designed_runs
     )
 
 
@@ -280,7 +282,7 @@ def _steps(facts: RecomputeFacts, opened: Counts) -> tuple[Step, ...]:
             Step(
                 index=span.index,
                 start_us=span.start / 1000,
-                duration_ms=(span.end - span.start) / 1e6,
+                duration_ms=(span.end - span.start) / NS_PER_MS,
                 complete=bool(facts.complete[position]),
                 micro_batches=_micro_batches(counts.batch[mine[trained[mine]]]),
                 forward_ops=len(inside),
@@ -306,7 +308,7 @@ def _attention_steps(evidence: KernelEvidence) -> tuple[Step, ...]:
         Step(
             index=step.span.index,
             start_us=step.span.start / 1000,
-            duration_ms=(step.span.end - step.span.start) / 1e6,
+            duration_ms=(step.span.end - step.span.start) / NS_PER_MS,
             complete=bool(step.passes),
             micro_batches=len(step.passes or ()),
             forward_ops=sum(each.layers for each in step.passes or ()),

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from recompute_scan._version import __version__
-from recompute_scan.analysis.confidence import headline
+from recompute_scan.analysis.headline import headline
 from recompute_scan.compiled.code import answer_alone, graphs_from
 from recompute_scan.compiled.logs import CompilerLog
 from recompute_scan.crash import RankEnd
@@ -27,6 +27,7 @@ from recompute_scan.errors import InputError
 from recompute_scan.files import is_file, opened
 from recompute_scan.findings.base import Evidence
 from recompute_scan.findings.registry import check_all, check_ranks
+from recompute_scan.frameworks.pytorch import CHECKPOINT_FILE
 from recompute_scan.result import (
     DOUBLED_LEAD,
     Checked,
@@ -422,7 +423,7 @@ def kind_of_stack(stack: Stack) -> HeldKind:
     checkpointed = module = python = False
     for frame in stack:
         python |= bool(_PYTHON.match(frame.file))
-        if frame.file.endswith("torch/utils/checkpoint.py"):
+        if frame.file.endswith(CHECKPOINT_FILE):
             if "_CachingTorchDispatchMode" in frame.name or frame.name == "__torch_dispatch__":
                 return "kept"
             if frame.name in ("unpack_hook", "recompute_fn", "backward"):

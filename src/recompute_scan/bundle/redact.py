@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from recompute_scan.analysis.tracks import us
 from recompute_scan.bundle.names import Names
-from recompute_scan.frameworks.registry import find_mechanism, packages
+from recompute_scan.frameworks.registry import PACKAGES, find_mechanism
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
@@ -57,7 +57,7 @@ _VERSION = re.compile(
     r"\d{1,5}(\.\d{1,5}){0,3}((a|b|rc|dev|post|\.dev|\.post)\d{1,8})?"
     r"(\+(cpu|cu\d{2,4}|rocm\d(\.\d){1,2}|xpu))?"
 )
-_PACKAGES = frozenset({"python", "torch", "cuda", "nccl", "flash-attn", *packages()})
+_PACKAGES = frozenset({"python", "torch", "cuda", "nccl", "flash-attn", *PACKAGES})
 _WORDS: dict[str, frozenset[str]] = {
     "platform": frozenset(
         f"{system} {machine}"

@@ -28,6 +28,7 @@ from recompute_scan.compiled.graphs import (
     read_partitions,
 )
 from recompute_scan.compiled.logs import VERSION, CompileFrame, Record
+from recompute_scan.frameworks.pytorch import CHECKPOINT_FILE, RUN_BACKWARD
 from recompute_scan.frameworks.registry import recognise
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Counts
@@ -159,7 +160,7 @@ def _opened_counts(
     names: tuple[str, ...],
 ) -> Counts:
     counts = facts.counts
-    outer = counts.multiplicity[source]
+    outer = counts.m[source]
     weight = counts.weight[source] * share
     backwards = facts.alignment.passes[source]
     # A recompute inside a graph has no range in the trace: it is priced as its forward.
@@ -167,11 +168,12 @@ def _opened_counts(
     beyond = np.maximum(0, outer + asked - 1) - np.maximum(0, outer - 1)
     return Counts(
         rows=counts.rows[source],
-        multiplicity=outer + asked,
+        m=outer + asked,
         runs=counts.runs[source] + asked * backwards,
         weight=weight,
-        again=counts.again[source] * share + inside,
-        redundant=counts.redundant[source] * share + beyond * backwards * weight,
+        designed=np.zeros(len(source), np.int64),
+        recompute_ns=counts.recompute_ns[source] * share + inside,
+        redundant_ns=counts.redundant_ns[source] * share + beyond * backwards * weight,
         counted=counted,
         step=counts.step[source],
         batch=counts.batch[source],
@@ -251,14 +253,14 @@ def _compiled_checkpoint(site: CompiledSite | None) -> Checkpoint:
     return replace(known, mechanism=recognise(site.place).name, call_site=site.line)
 
 
-_CHECKPOINT = ("torch/utils/checkpoint.py", "checkpoint")
+_CHECKPOINT = (CHECKPOINT_FILE, "checkpoint")
 # Its decorator, which keeps the compiler out of it: nothing else that has one calls models.
 _DISABLED = ("torch/_compile.py", "inner")
 _DISABLES = ("torch/_dynamo/eval_frame.py", "_fn")
 # The reentrant variant calls these; `apply` is no Python code from torch 2.14 on.
-_REENTRANT = ("torch/autograd/function.py", "apply"), ("torch/utils/checkpoint.py", "forward")
+_REENTRANT = ("torch/autograd/function.py", "apply"), (CHECKPOINT_FILE, "forward")
 _FILES = tuple(file for file, _ in _REENTRANT)
-_BACKWARD = ("torch/autograd/graph.py", "_engine_run_backward")
+_BACKWARD = ("torch/autograd/graph.py", RUN_BACKWARD)
 
 
 def checkpoints_around(records: Iterable[Record]) -> Mapping[str, tuple[Checkpoint, ...]]:
@@ -445,7 +447,7 @@ def with_own(judgement: Judgement, counts: Counts, own: Int64) -> Judgement:
     counted = counts.counted
     if judgement.verdict != "none" or not own[counted].any():
         return judgement
-    all_of_it = replace(counts, multiplicity=counts.multiplicity + own)
+    all_of_it = replace(counts, m=counts.m + own)
     weight, again = counts.weight[counted], own[counted] > 0
     return Judgement(
         "partial",
@@ -637,11 +639,12 @@ class _Entries:
         )
         self.counts = Counts(
             rows=np.arange(whole),
-            multiplicity=runs.astype(np.float64),
+            m=runs.astype(np.float64),
             runs=runs,
             weight=np.array([cost for part in parts for cost in part.costs], np.float64),
-            again=zero,
-            redundant=zero,
+            designed=np.zeros(whole, np.int64),
+            recompute_ns=zero,
+            redundant_ns=zero,
             counted=np.array([one for part in parts for one in part.repeats.trains], np.bool_),
             step=np.zeros(whole, np.int64),
             batch=np.zeros(whole, np.int64),

@@ -42,7 +42,7 @@ from recompute_scan.result.fidelity import DecidedOperator, Policies, WatchedPol
 from recompute_scan.result.run_record import Candidate
 from recompute_scan.trace.allocations import Allocations
 from recompute_scan.trace.calls import Calls
-from recompute_scan.trace.columns import Bool, Int32, Int64, Trace
+from recompute_scan.trace.columns import NS_PER_MS, Bool, Int32, Int64, Trace
 
 
 class Held(Struct, frozen=True):
@@ -371,7 +371,6 @@ def _gains(regions: Sequence[Region], cost: Cost, footprint: Footprint) -> list[
 
 # Ranges of the script's may stand between the two.
 _LEVELS = 4
-_NS_PER_MS = 1e6
 # By call site and name: ns in forwards, ns in recomputes.
 _Times = dict[tuple[str, str], list[float]]
 _ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp64": 8}
@@ -399,7 +398,7 @@ def keep_attention(facts: RecomputeFacts, cost: Cost) -> KeptAttention | None:
     """The choice for this trace; ``None`` where no attention is recomputed that could be kept."""
     counts = facts.counts
     recomputed = np.flatnonzero(counts.counted & (counts.runs > 0))
-    needed = (counts.again - counts.redundant)[counts.counted].sum()
+    needed = (counts.recompute_ns - counts.redundant_ns)[counts.counted].sum()
     if not len(recomputed) or needed <= 0:
         return None
     time, size, calls, operators = 0.0, 0, 0, set()
@@ -409,7 +408,7 @@ def keep_attention(facts: RecomputeFacts, cost: Cost) -> KeptAttention | None:
         if found is None:
             continue
         operators.add(found[0])
-        time += float(counts.again[place] - counts.redundant[place])
+        time += float(counts.recompute_ns[place] - counts.redundant_ns[place])
         if counts.flight[place] == batches[0]:
             calls += 1
             size += found[1]
@@ -448,7 +447,7 @@ def with_times(policies: Policies, facts: RecomputeFacts, scale: float) -> Polic
         return policies
     times = _times(facts)
     sites = Counter(one.site for one in policies.policies)
-    factor = scale / _NS_PER_MS / facts.complete_count
+    factor = scale / NS_PER_MS / facts.complete_count
     timed = tuple(
         _timed(one, times, factor) if sites[one.site] == 1 else one for one in policies.policies
     )

@@ -29,9 +29,7 @@ from recompute_scan.recompute.roles import Role
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import DeviceTime
 from recompute_scan.trace.calls import StepSpan, step_of
-from recompute_scan.trace.columns import Bool, Float64, Int64, Kind, Trace
-
-_NS_PER_MS = 1e6
+from recompute_scan.trace.columns import NS_PER_MS, Bool, Float64, Int64, Kind, Trace
 
 
 class Phases(Struct, frozen=True):
@@ -56,8 +54,10 @@ def host_phases(facts: RecomputeFacts) -> Phases:
     redundant_of = np.zeros(len(calls), np.bool_)
     redundant_of[counts.redundant_rows] = True
     begins, recomputes = _times(facts, redundant_of)
-    begins = np.concatenate([begins, calls.start[facts.designed]])
-    needed_too = np.stack([calls.duration[facts.designed], np.zeros(len(facts.designed))], axis=1)
+    begins = np.concatenate([begins, calls.start[facts.designed_rows]])
+    needed_too = np.stack(
+        [calls.duration[facts.designed_rows], np.zeros(len(facts.designed_rows))], axis=1
+    )
     recomputes = np.concatenate([recomputes, needed_too])
     optimizer = facts.structure.rows(Role.OPTIMIZER)
     passes, spans = _passes(facts), facts.whole_steps
@@ -104,7 +104,7 @@ def device_phases(facts: RecomputeFacts) -> Phases:
     top = structure.top[launch]
     role = np.where(top >= 0, structure.role[np.maximum(top, 0)], Role.RANGE)
     recomputed = np.where(top >= 0, facts.turns[np.maximum(top, 0)], 0)
-    recomputed[calls.within(facts.designed)[launch]] = 1
+    recomputed[calls.within(facts.designed_rows)[launch]] = 1
     in_backward = structure.engine[launch] >= 0
     step = step_of(facts.steps, calls.start[launch])
     inside = step >= 0
@@ -156,7 +156,7 @@ def device_time(trace: Trace) -> DeviceTime | None:
     busy, computed, talked = length(work), length(computing), length(talking)
     beside = computed + talked - length(computing | talking)
     return DeviceTime(
-        kernel_time_ms=whole / _NS_PER_MS,
+        kernel_time_ms=whole / NS_PER_MS,
         idle_pct=100 * (1 - busy / whole),
         compute_pct=100 * computed / whole,
         non_compute_pct=100 * (busy - computed) / whole,
@@ -253,7 +253,7 @@ def repeated(facts: RecomputeFacts, rows: Int64) -> Repeated:
         bytes=sum(known) / steps if len(known) == len(sizes) else None,
         exposed_ms=_exposed_ms(facts, rows, mine),
         names=tuple((name, number / steps) for name, number in names.most_common()),
-        time_ms=float(time.sum()) / _NS_PER_MS / steps,
+        time_ms=float(time.sum()) / NS_PER_MS / steps,
         on_device=bool(mine.any()),
     )
 
@@ -271,7 +271,7 @@ def _exposed_ms(facts: RecomputeFacts, rows: Int64, mine: Bool) -> float | None:
     step = np.full(len(mine), -1, np.int64)
     step[mine] = step_of(list(facts.steps), facts.calls.start[kernels.launch[mine]])
     alone = [_beyond(facts, step == at, others) for at in np.flatnonzero(facts.complete)]
-    return median(alone) / _NS_PER_MS
+    return median(alone) / NS_PER_MS
 
 
 def _beyond(facts: RecomputeFacts, these: Bool, others: Bool) -> float:

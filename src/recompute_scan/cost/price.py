@@ -28,11 +28,10 @@ from recompute_scan.recompute.attention_kernels import PRODUCT, more_products
 from recompute_scan.recompute.kernel_order import BACKWARD, RECOMPUTE, KernelSequence
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Breakdown, Checkpoint, Cost
-from recompute_scan.trace.columns import Bool, Float64, Int64, Kind
+from recompute_scan.trace.columns import NS_PER_MS, Bool, Float64, Int64, Kind
 
 # Below this share of busy time the host, not the GPU, limits the step.
 GPU_LIMITS = 0.7
-_NS_PER_MS = 1e6
 
 
 def keep_last(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
@@ -48,14 +47,14 @@ def price(
     ``None`` when no step is complete. Timed steps are those without the profiler, if there are any.
     """
     timed = np.array(timed_steps_ms, np.float64)
-    base = prepare(facts, timed * _NS_PER_MS)
+    base = prepare(facts, timed * NS_PER_MS)
     if base is None:
         return None
     on_gpu = busy_share(facts) >= GPU_LIMITS
     phases = device_phases(facts) if on_gpu else host_phases(facts)
     if not phases.step.sum():
         return None
-    steps = timed if len(timed) else base.graph.measured / _NS_PER_MS
+    steps = timed if len(timed) else base.graph.measured / NS_PER_MS
     typical = median(steps)
     step_low, step_high = median_interval(steps.tolist()) if len(steps) > 1 else (None, None)
     breakdown = _breakdown(phases, typical, by_kernels=on_gpu)
@@ -113,7 +112,7 @@ def time_scale(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> float:
     lengths = [step.end - step.start for step in facts.whole_steps]
     if facts.work.on_gpu or not len(timed_steps_ms) or not sum(lengths):
         return 1.0
-    return median(timed_steps_ms) / (float(np.mean(lengths)) / _NS_PER_MS)
+    return median(timed_steps_ms) / (float(np.mean(lengths)) / NS_PER_MS)
 
 
 def _breakdown(phases: Phases, step_ms: float, *, by_kernels: bool) -> Breakdown:
@@ -123,8 +122,8 @@ def _breakdown(phases: Phases, step_ms: float, *, by_kernels: bool) -> Breakdown
     of the step, and phases of kernels keep their times: the rest of the step is ``other``.
     """
     names = ("forward", "recompute", "redundant", "backward", "optimizer")
-    parts = {name: float(getattr(phases, name).mean()) / _NS_PER_MS for name in names}
-    scale = step_ms / (float(phases.step.mean()) / _NS_PER_MS)
+    parts = {name: float(getattr(phases, name).mean()) / NS_PER_MS for name in names}
+    scale = step_ms / (float(phases.step.mean()) / NS_PER_MS)
     if by_kernels:
         scale = step_ms / max(step_ms, sum(parts.values()))
     parts = {name: scale * time for name, time in parts.items()}
@@ -137,16 +136,11 @@ def _assumptions(base: Base, on_gpu: bool, timed: int, fixed: Prediction) -> tup
         f"{count} recorded {'step was' if count == 1 else 'steps were'} simulated as a graph of "
         "host calls, launches, streams, events and synchronization, with the redundant runs and "
         "all they launched taken out.",
+        f"The saving is subtracted from the median of {timed} steps timed without the profiler."
+        if timed
+        else "No step was timed without the profiler, so the times come from the recorded steps, "
+        "which the profiler slows down.",
     ]
-    if timed:
-        found.append(
-            f"The saving is subtracted from the median of {timed} steps timed without the profiler."
-        )
-    else:
-        found.append(
-            "No step was timed without the profiler, so the times come from the recorded steps, "
-            "which the profiler slows down."
-        )
     if base.overhead:
         found.append(
             f"The profiler took {2 * base.overhead / 1000:.1f} µs a call, which was subtracted "
@@ -201,11 +195,11 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
     # Between steps the device may wait for long: what counts is eight times the usual wait.
     wait = 8 * int(median(np.maximum(sequence.time - own, 0))) + 1
     time = np.minimum(sequence.time, own + wait)
-    recorded = median(lengths) / _NS_PER_MS
+    recorded = median(lengths) / NS_PER_MS
     step_ms = median(timed_steps_ms) if timed_steps_ms else recorded
 
     def per_step(mask: Bool) -> float:
-        return float(time[inside][mask[inside]].sum()) / _NS_PER_MS / number
+        return float(time[inside][mask[inside]].sum()) / NS_PER_MS / number
 
     again, (forward, backward) = sequence.again, sequence.spans()
     ends, sure = _left_out(facts, sequence)
@@ -234,8 +228,8 @@ def price_by_kernels(facts: RecomputeFacts, timed_steps_ms: Sequence[float]) -> 
         breakdown=breakdown,
         method="kernels",
         assumptions=_kernel_assumptions(facts, sure),
-        step_low_ms=min(lengths) / _NS_PER_MS if number > 1 else None,
-        step_high_ms=max(lengths) / _NS_PER_MS if number > 1 else None,
+        step_low_ms=min(lengths) / NS_PER_MS if number > 1 else None,
+        step_high_ms=max(lengths) / NS_PER_MS if number > 1 else None,
         steps=number,
     )
     low, high = bare - _DOUBT * (step_ms - bare), bare + _DOUBT * (step_ms - bare)

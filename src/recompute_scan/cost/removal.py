@@ -42,7 +42,7 @@ from recompute_scan.cost.reruns import (
 )
 from recompute_scan.numpy_tools import changes, median, split
 from recompute_scan.recompute import vocabulary
-from recompute_scan.recompute.roles import Role, table
+from recompute_scan.recompute.roles import Role, roles_in
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Checkpoint
 from recompute_scan.trace.calls import Calls
@@ -122,7 +122,7 @@ def stopped(
     return lambda hooks, _: TimeEdit(thread, stop, end, gone=True, add=min(hooks.stop_ns, most))
 
 
-_WORK = table(Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD, Role.OWN_WORK)
+_WORK = roles_in(Role.FORWARD, Role.FORMULA, Role.OPTIMIZER, Role.BACKWARD, Role.OWN_WORK)
 
 
 _NONE = np.empty(0, np.int64)

@@ -39,7 +39,7 @@ from recompute_scan.cost.flops import parse_inputs
 from recompute_scan.numpy_tools import changes
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.by_design import OwnWork, find_own_work, first_of_block, is_of_others
-from recompute_scan.recompute.roles import OPERATORS, Role, Structure, table
+from recompute_scan.recompute.roles import OPERATORS, Role, Structure, roles_in
 from recompute_scan.recompute.sequences import Recompute
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Checkpoint
@@ -200,7 +200,7 @@ _RESULTS_ONLY = frozenset(_RESULTS[1].split()) - {"max", "min", "native_dropout"
 _PRODUCTS = frozenset({"addmm", "baddbmm", "bmm", "mm"})
 
 # Operators that can bear autograd's number for themselves, and not the number of a node that ran.
-_FORWARD = OPERATORS | table(Role.INNER, Role.RANGE)
+_FORWARD = OPERATORS | roles_in(Role.INNER, Role.RANGE)
 
 
 def saved_by(calls: Calls, role: Int8) -> Int8:

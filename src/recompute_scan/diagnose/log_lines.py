@@ -8,7 +8,7 @@ import signal
 import msgspec
 from msgspec import Struct
 
-from recompute_scan.frameworks.registry import commands
+from recompute_scan.frameworks.registry import COMMANDS
 
 # Prefixes that programs put before every line. Each ends with the one blank that belongs to it, so
 # that the rest keeps its indentation.
@@ -129,7 +129,7 @@ RECOMPILATION = re.compile(
 )
 
 # The programs that start training, but for Python itself.
-_PROGRAMS = "|".join(sorted({rf"\b{re.escape(one.split()[0])}\b" for one in commands()}))
+_PROGRAMS = "|".join(sorted({rf"\b{re.escape(one.split()[0])}\b" for one in COMMANDS}))
 _FAILED = re.compile(
     r"failed \(exitcode: (?P<status>-?\d{1,18})\) local_rank: (?P<rank>\d{1,18})"
     r"|died with <Signals\.(?P<signal>SIG\w+): \d+>"

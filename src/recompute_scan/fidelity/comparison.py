@@ -33,11 +33,11 @@ from recompute_scan.fidelity.state import (
 )
 from recompute_scan.fidelity.tape import (
     Around,
+    ComparedStep,
     NameOf,
     RegionRun,
     Thread,
     Watch,
-    WatchedStep,
     nodes_so_far,
     watched_already,
 )
@@ -76,7 +76,7 @@ class Comparing:
         self, name_of: NameOf, around: Around, weights: Callable[[], dict[int, str]] = dict
     ) -> None:
         self._weights = weights
-        self._step = WatchedStep(name_of, around)
+        self._step = ComparedStep(name_of, around)
         self._thread = Thread(self._step)
         self._thread.leaving = self.leaving = Leaving(name_of)
         # Numbers of the weights that no module holds.

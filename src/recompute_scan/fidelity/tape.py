@@ -376,8 +376,8 @@ class RegionRun:
         self._untold(f"Its results could not be looked at ({type(error).__name__}).")
 
 
-class WatchedStep(Struct, eq=False):
-    """How the step that is compared is watched, in all threads, and whether it goes on still."""
+class ComparedStep(Struct, eq=False):
+    """The step in which recomputes are compared, in all threads, and whether it goes on still."""
 
     name_of: NameOf
     around: Around
@@ -387,7 +387,7 @@ class WatchedStep(Struct, eq=False):
 class Thread(threading.local):
     """The runs under way in one thread, the outermost first, and whether an operator is."""
 
-    def __init__(self, step: WatchedStep) -> None:
+    def __init__(self, step: ComparedStep) -> None:
         self.step = step
         self.runs: list[RegionRun] = []
         self.inside = False

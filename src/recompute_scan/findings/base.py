@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import numpy as np
 from msgspec import Struct, field
 
-from recompute_scan.advise import RunFacts, Switch, keep_and_drop, place, switch_of, title_of
+from recompute_scan.advise.choice import (
+    RunFacts,
+    Switch,
+    keep_and_drop,
+    place,
+    switch_of,
+    title_of,
+)
 from recompute_scan.cost.memory import KeptAttention, keep_attention, levels_of
 from recompute_scan.cost.phases import Repeated, repeated
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS
@@ -60,7 +67,7 @@ class Evidence(Struct, frozen=True, dict=True):
     """All that a rule may look at.
 
     Attributes:
-        regions: One row per layer.
+        regions: One row per block.
         cost: Price of the recomputes, or ``None``.
         confidence: How sure the counts are.
         sources: Statements at call sites, from the run's own run record.
@@ -94,6 +101,7 @@ class Evidence(Struct, frozen=True, dict=True):
 
     def missing(self, needed: Needs) -> str | None:
         """Why a rule cannot look at what it needs, one sentence; ``None`` where it can."""
+        # Every run record says what was not trained.
         without_trace = {"graphs": self.graphs, "run": self.untrained, "comparison": self.untrained}
         if needed == "ranks" and self.ranks:
             return None

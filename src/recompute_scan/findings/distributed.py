@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 
-from recompute_scan.advise import find_mechanism, switch_of, title_of
+from recompute_scan.advise.choice import switch_of, title_of
 from recompute_scan.cost.phases import Repeated
 from recompute_scan.findings.base import (
     Evidence,
@@ -17,6 +17,7 @@ from recompute_scan.findings.base import (
     review,
 )
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT, SHARDED_DOCS
+from recompute_scan.frameworks.registry import find_mechanism
 from recompute_scan.result import DOUBLED, Checkpoint, Finding, Region
 from recompute_scan.units import first_few, ms, plural, size
 

@@ -6,7 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from recompute_scan.advise import advise_removal, mechanism_of, place, switch_of, take_out, title_of
+from recompute_scan.advise.choice import (
+    advise_removal,
+    mechanism_of,
+    place,
+    switch_of,
+    take_out,
+    title_of,
+)
 from recompute_scan.annotations import EARLY_STOP_OFF
 from recompute_scan.findings.base import (
     Evidence,

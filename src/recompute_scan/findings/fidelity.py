@@ -12,8 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from recompute_scan.advise import place
-from recompute_scan.advise.choice import edited
+from recompute_scan.advise.choice import edited, place
 from recompute_scan.annotations import CHECK_OFF
 from recompute_scan.findings.base import Evidence, Rule, Severity, review
 from recompute_scan.frameworks.base import Edit

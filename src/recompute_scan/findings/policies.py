@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from recompute_scan.advise import advise_fewer, advise_selective, place
+from recompute_scan.advise.choice import place
+from recompute_scan.advise.settings import advise_fewer, advise_selective
 from recompute_scan.cost.memory import KeptAttention
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule, predicted, review
 from recompute_scan.frameworks.base import SELECTIVE_DOCS

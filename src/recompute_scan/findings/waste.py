@@ -1,10 +1,10 @@
-"""RS311 to RS313, RS321 to RS324: memory and work that a training step does not need."""
+"""RS311 to RS313, RS321 to RS324: what a step does not need, as ``run --work`` watched it."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from recompute_scan.advise import place
+from recompute_scan.advise.choice import place
 from recompute_scan.findings.base import Evidence, NotApplicable, Rule
 from recompute_scan.result import Finding
 from recompute_scan.result.watched_step import Kept, KeptKind, WatchedStep, Work, WorkKind

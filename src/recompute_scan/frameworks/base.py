@@ -111,7 +111,7 @@ class Mechanism(Struct, frozen=True):
         packages: Distributions that it comes in, with versions that bear on it.
         switches: Entry points that switch it on for the module they are called on, or given;
             ``package:*.method`` for the method of any class in a package.
-        settings: Entry points of the objects that hold its setting.
+        configured_by: Constructors that get its setting as an argument: ``module:Class.__init__``.
         on_by_default: Whether it is on where nothing sets it.
         feeds_inputs: Whether its switch makes the model's inputs ask for gradients as well, which
             reentrant checkpoints around frozen parts need.
@@ -149,7 +149,7 @@ class Mechanism(Struct, frozen=True):
     holding: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
+    configured_by: tuple[str, ...] = ()
     on_by_default: bool = False
     feeds_inputs: bool = False
     variables: tuple[str, ...] = ()

@@ -108,7 +108,7 @@ TRAINER = replace(
     renames=(_renamed("gradient_checkpointing", "activation_checkpointing"),),
     docs=_DOCS,
     switched_by=_TRAINER,
-    settings=_ARGUMENTS,
+    configured_by=_ARGUMENTS,
     edits=(
         Edit("*", "keyword", "gradient_checkpointing"),
         Edit("*", "keyword", "activation_checkpointing"),
@@ -124,7 +124,7 @@ SHARDED = replace(
     variants=("transformers >= 4.33: non-reentrant",),
     caution="Check whether anything else reads the same fsdp_config.",
     switched_by=_TRAINER,
-    settings=_ARGUMENTS,
+    configured_by=_ARGUMENTS,
     edits=(Edit("*", "entry", "activation_checkpointing"),),
 )
 PEFT = replace(
@@ -180,7 +180,7 @@ ACCELERATE = replace(
         "FSDP2: torch's default, non-reentrant (fsdp2_apply_ac: in 1.10.1, not in 1.7.0)",
     ),
     switched_by=("accelerate/accelerator.py:*", "accelerate/utils/fsdp_utils.py:*"),
-    settings=("accelerate.utils.dataclasses:FullyShardedDataParallelPlugin.__post_init__",),
+    configured_by=("accelerate.utils.dataclasses:FullyShardedDataParallelPlugin.__post_init__",),
     variables=("FSDP_ACTIVATION_CHECKPOINTING",),
     commands=("accelerate launch", "accelerate.commands.launch"),
     launchers=("accelerate.commands",),

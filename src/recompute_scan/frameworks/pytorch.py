@@ -17,7 +17,18 @@ from recompute_scan.crash import Frame
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT, Edit, Mechanism
 from recompute_scan.frameworks.detect import Signature, innermost, is_own_backward
 
-_ASKS_GRAD = innermost(r"torch/autograd/(?:__init__\.py:grad|graph\.py:_engine_run_backward)$")
+# Private names of torch that the frames of a stack and the patches of a recording are known by.
+CHECKPOINT_FILE = "torch/utils/checkpoint.py"
+# Generators behind a non-reentrant checkpoint. From 2.14 on `checkpoint` calls the first; the
+# second remains, and passes on to it.
+GENERATORS = (
+    "_checkpoint_without_reentrant_generator_impl",
+    "_checkpoint_without_reentrant_generator",
+)
+# The function in torch/autograd/graph.py by which torch.autograd starts every backward pass.
+RUN_BACKWARD = "_engine_run_backward"
+
+_ASKS_GRAD = innermost(rf"torch/autograd/(?:__init__\.py:grad|graph\.py:{RUN_BACKWARD})$")
 
 
 def _differentiates(frames: Sequence[Frame]) -> int | None:
@@ -107,7 +118,7 @@ SEQUENTIAL = _of_torch(
     why_keep="it checkpoints whole segments and is the code's own choice",
     remove="run the modules one after the other instead of through checkpoint_sequential(…)",
     variants=_VARIANTS,
-    asks=("torch/utils/checkpoint.py:checkpoint_sequential",),
+    asks=(f"{CHECKPOINT_FILE}:checkpoint_sequential",),
 )
 SELECTIVE = _of_torch(
     name="selective-checkpoint",

@@ -22,6 +22,14 @@ _CODE_OF_MODELS = "transformers_modules"
 _FRAMEWORKS = ("trainers", "huggingface", "parallel", "pytorch")
 _MODULES = tuple(vars(import_module(f"{__package__}.{name}")) for name in _FRAMEWORKS)
 MECHANISMS: tuple[Mechanism, ...] = tuple(m for module in _MODULES for m in module["MECHANISMS"])
+# Beginnings of commands that start training: ``torchrun``, ``accelerate launch``.
+COMMANDS = tuple(dict.fromkeys(command for m in MECHANISMS for command in m.commands))
+# Distributions with versions that bear on a mechanism.
+PACKAGES = tuple(dict.fromkeys(package for m in MECHANISMS for package in m.packages))
+# Modules of all frameworks that start or serve training: ``torch.distributed``.
+LAUNCHERS = tuple(dict.fromkeys(module for m in MECHANISMS for module in m.launchers))
+# Classes that are around a model to train it in parallel, with what each is called.
+ENGINES = dict(engine for m in MECHANISMS for engine in m.engines)
 # Pages that findings link to; each failure has one more.
 PAGES = frozenset((base.SELECTIVE_DOCS, base.SHARDED_DOCS, *(m.docs for m in MECHANISMS)))
 
@@ -84,29 +92,9 @@ def calls_in(script: str) -> frozenset[str]:
     return frozenset(words for m in MECHANISMS for words in m.calls if words in script)
 
 
-def commands() -> tuple[str, ...]:
-    """Beginnings of commands that start training: ``torchrun``, ``accelerate launch``."""
-    return tuple(dict.fromkeys(command for m in MECHANISMS for command in m.commands))
-
-
 def either(field: Literal["backward", "sharding", "gathering", "stepping"]) -> str:
     """One pattern for this field of all mechanisms."""
     return "|".join(filter(None, (getattr(m, field) for m in MECHANISMS)))
-
-
-def packages() -> tuple[str, ...]:
-    """Distributions with versions that bear on a mechanism."""
-    return tuple(dict.fromkeys(package for m in MECHANISMS for package in m.packages))
-
-
-def launchers() -> tuple[str, ...]:
-    """Modules of all frameworks that start or serve training: ``torch.distributed``."""
-    return tuple(dict.fromkeys(module for m in MECHANISMS for module in m.launchers))
-
-
-def engines() -> dict[str, str]:
-    """Classes that are around a model to train it in parallel, with what each is called."""
-    return dict(engine for m in MECHANISMS for engine in m.engines)
 
 
 def import_names() -> frozenset[str]:

@@ -177,7 +177,7 @@ LIGHTNING = replace(
     variants=("lightning 2.x: non-reentrant (explicit below torch 2.2)",),
     caution="Check whether other jobs share the strategy.",
     switched_by=tuple(f"{file}.py:*" for file in _FSDP_FILES),
-    settings=tuple(f"{file.replace('/', '.')}:FSDPStrategy.__init__" for file in _FSDP_FILES),
+    configured_by=tuple(f"{file.replace('/', '.')}:FSDPStrategy.__init__" for file in _FSDP_FILES),
     edits=(
         Edit("*", "keyword", "activation_checkpointing_policy", "None"),
         Edit("*", "keyword", "activation_checkpointing", "None"),

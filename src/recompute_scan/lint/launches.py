@@ -16,7 +16,7 @@ from msgspec.structs import replace as replaced
 from recompute_scan.errors import how_to_add
 from recompute_scan.frameworks import huggingface, registry, trainers
 from recompute_scan.frameworks.base import Setting, Variant, truthy, value_of
-from recompute_scan.frameworks.registry import commands
+from recompute_scan.frameworks.registry import COMMANDS
 from recompute_scan.lint.doubling import (
     ONE_SETTING,
     REFUSES,
@@ -132,7 +132,7 @@ def _scalar(node: Any) -> object:
 _LAUNCHERS = re.compile(
     "|".join(
         rf"\b{re.escape(command)}\b".replace(r"\ ", r"\s+")
-        for command in ("python", "python3", *commands())
+        for command in ("python", "python3", *COMMANDS)
     )
 )
 _FILES = (".py", ".yaml", ".yml", ".json")

@@ -291,7 +291,7 @@ class _Ran:
         return int(np.count_nonzero(following > counted + self._calls.size[counted]))
 
 
-# A multiplicity matters when at least this share of forward time, or of a block's, has it.
+# An m matters when at least this share of forward time, or of a block's, has it.
 MATTERS = 0.01
 
 
@@ -300,14 +300,15 @@ class Counts(Struct, frozen=True):
 
     Attributes:
         rows: Row of the operator in the calls.
-        multiplicity: How often checkpoints ran it again per backward pass: m.
+        m: How often checkpoints ran it again per backward pass.
         runs: How often checkpoints ran it again, in all.
-        by_design: How often functions or the model did, without a checkpoint.
+        designed: How often functions or the model did, without a checkpoint.
         weight: Time that it typically takes, ns (on the device; see ``Work.time``): the median
             over forward operators of the same name, shapes and types. A single run can be
-            slow for unrelated reasons: a page fault, a lazy start, another process.
-        again: Time of all its recomputes, ns, gaps between recomputed operators included on a CPU.
-        redundant: The part of ``again`` beyond the first recompute per backward pass, ns.
+            slow for unrelated reasons: a page fault, a lazy start, another process. Of graphs
+            without a trace, ``Partition.costs``.
+        recompute_ns: Time of all its recomputes, gaps between operators included on a CPU.
+        redundant_ns: The part of it beyond the first recompute per backward pass.
         counted: Whether it has a backward, in a complete step.
         step: Position of its step in the list of steps, -1 outside any.
         batch: Number of its forward pass.
@@ -319,23 +320,18 @@ class Counts(Struct, frozen=True):
     """
 
     rows: Int64
-    multiplicity: Float64
+    m: Float64
     runs: Int64
+    designed: Int64
     weight: Float64
-    again: Float64
-    redundant: Float64
+    recompute_ns: Float64
+    redundant_ns: Float64
     counted: Bool
     step: Int64
     batch: Int64
     flight: Int64
     redundant_rows: Int64
     operators: tuple[str, ...] | None = None
-    by_design: Int64 | None = None
-
-    @property
-    def designed(self) -> Int64:
-        """``by_design``, or none."""
-        return np.zeros(len(self.rows), np.int64) if self.by_design is None else self.by_design
 
     def names(self, calls: Calls, places: slice) -> list[str]:
         """Names of the operators at these places."""
@@ -345,24 +341,24 @@ class Counts(Struct, frozen=True):
 
     def highest(self, among: Bool | Int64 | slice) -> float:
         """The highest m that at least the share ``MATTERS`` of these operators' time has."""
-        multiplicity, weight = self.multiplicity[among], self.weight[among]
+        m, weight = self.m[among], self.weight[among]
         enough = MATTERS * weight.sum()
-        for value in np.unique(multiplicity)[::-1].tolist():
-            if weight[multiplicity >= value].sum() >= enough:
+        for value in np.unique(m)[::-1].tolist():
+            if weight[m >= value].sum() >= enough:
                 return float(value)
         return 0.0
 
     def passes(self, among: slice) -> float:
         """Most backward passes that recomputed one of these operators, at least 1."""
-        most = self.multiplicity[among].max(initial=0.0)
+        most = self.m[among].max(initial=0.0)
         return max(1.0, float(self.runs[among].max(initial=0) / most)) if most else 1.0
 
     def mean(self, among: Bool | Int64) -> float:
         """Time-weighted mean m of these operators."""
-        weight, multiplicity = self.weight[among], self.multiplicity[among]
+        weight, m = self.weight[among], self.m[among]
         if not weight.sum():
-            return float(multiplicity.mean()) if len(weight) else 0.0
-        return float((multiplicity * weight).sum() / weight.sum())
+            return float(m.mean()) if len(weight) else 0.0
+        return float((m * weight).sum() / weight.sum())
 
 
 def count(work: Work, alignment: Alignment, steps: list[StepSpan], complete: Bool) -> Counts:
@@ -374,25 +370,25 @@ def count(work: Work, alignment: Alignment, steps: list[StepSpan], complete: Boo
     checkpoints = np.flatnonzero(~alignment.by_design)
     asked = places[checkpoints]
     beyond = checkpoints[turns_of(asked) >= passes[asked]]
-    runs, by_design = (
+    runs, designed = (
         np.bincount(places[alignment.ran & ~alignment.piece & which], minlength=len(rows))
         for which in (~alignment.by_design, alignment.by_design)
     )
-    again, redundant = np.zeros((2, len(rows)))
-    np.add.at(again, places, shares)
-    np.add.at(redundant, places[beyond], shares[beyond])
+    recompute_ns, redundant_ns = np.zeros((2, len(rows)))
+    np.add.at(recompute_ns, places, shares)
+    np.add.at(redundant_ns, places[beyond], shares[beyond])
     step = step_of(steps, calls.start[rows])
     landed = _backwards_ends(alignment)
     flight = landed.searchsorted(calls.start[rows], side="right")
     begun = np.sort(np.concatenate([landed, _between_micro_batches(alignment, flight)]))
     return Counts(
         rows=rows,
-        multiplicity=runs / passes,
+        m=runs / passes,
         runs=runs,
-        by_design=by_design,
+        designed=designed,
         weight=medians_of(work.time[rows], calls.dims[rows], calls.name[rows])[0],
-        again=again,
-        redundant=redundant,
+        recompute_ns=recompute_ns,
+        redundant_ns=redundant_ns,
         counted=(alignment.backwards > 0) & np.append(complete, False)[step],
         step=step,
         batch=begun.searchsorted(calls.start[rows], side="right"),

@@ -37,7 +37,7 @@ from recompute_scan.recompute.roles import Structure
 from recompute_scan.recompute.verdict import Judgement
 from recompute_scan.result import Family
 from recompute_scan.trace.calls import Calls, Kernels, StepSpan, find_steps, marks_steps, step_of
-from recompute_scan.trace.columns import Bool, Int64, Kind, Trace
+from recompute_scan.trace.columns import NS_PER_MS, Bool, Int64, Kind, Trace
 
 Direction = Literal["forward", "backward"]
 
@@ -192,7 +192,7 @@ class KernelStep(Struct, frozen=True):
 
     @property
     def highest(self) -> int | None:
-        """Highest multiplicity in the step; ``None`` where it is unknown."""
+        """The highest m in the step; ``None`` where it is unknown."""
         return None if self.passes is None else max((p.highest for p in self.passes), default=0)
 
 
@@ -404,7 +404,7 @@ def _count_families(
             again = forward - backward
             again_ns = spent[name, FORWARD] * again / forward
             forward = backward
-        per_step = (forward / steps, again / steps, backward / steps, again_ns / 1e6 / steps)
+        per_step = (forward / steps, again / steps, backward / steps, again_ns / NS_PER_MS / steps)
         found.append(Family(name, "attention", *per_step))
     return tuple(found)
 

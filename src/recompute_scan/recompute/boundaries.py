@@ -23,6 +23,7 @@ from recompute_scan.annotations import (
     parse_recompute,
     parse_region,
 )
+from recompute_scan.frameworks import pytorch
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment
 from recompute_scan.recompute.by_design import find_own_work, functions_around
@@ -43,7 +44,7 @@ class AnnotatedCall(Struct, frozen=True):
         row: Row of the annotation.
         first: Position of its first operator in ``Alignment.forward``.
         last: Position of its last operator.
-        recomputes: How many recomputes of this call were marked.
+        recomputes: How many recomputes of this call were annotated.
     """
 
     annotation: RegionAnnotation
@@ -83,36 +84,36 @@ def read_annotations(alignment: Alignment) -> Annotations | None:
         return None
     times = Counter(parse_recompute(calls.called(row)) for row in recomputes)
     known = {row: parse_region(calls.called(row)) for row in regions.tolist()}
-    # The script's own functions without a marked recompute.
-    unmarked = [row for row, one in known.items() if one and one.function and not times[one.call]]
+    # The script's own functions without an annotated recompute.
+    silent = [row for row, one in known.items() if one and one.function and not times[one.call]]
     matched, original = alignment.again, alignment.original
     inside, around = calls.inside(recomputes), innermost(calls, regions)[original]
     # A hook, say, ran the block of a function again, and not the function's node.
-    elsewhere = ~inside[matched] & np.isin(around, unmarked)
+    elsewhere = ~inside[matched] & np.isin(around, silent)
     regions = regions[~np.isin(regions, around[elsewhere])]
     if not len(regions):
         return None
-    marked = []
+    annotated = []
     for row in regions[structure.engine[regions] < 0].tolist():
         annotation = known[row]
         first = int(alignment.forward.searchsorted(row))
         last = int(alignment.forward.searchsorted(row + calls.size[row], side="right")) - 1
         if annotation is not None and last >= first:
-            marked.append(AnnotatedCall(annotation, row, first, last, times[annotation.call]))
+            annotated.append(AnnotatedCall(annotation, row, first, last, times[annotation.call]))
     again = {row: known[row] for row in regions[inside[regions]].tolist()}
     later = {row: one for row, one in again.items() if one and times[one.call]}
-    marked += _switched_on_later(alignment, later, times, marked) if later else ()
+    annotated += _switched_on_later(alignment, later, times, annotated) if later else ()
     # A function's annotation is around what it was given to run, and not around what it does
     # itself.
     beside = structure.function[original] > around
-    # Before a marked recompute the node unpacks its own tensors, which autograd does not record.
+    # Before its recompute the node unpacks its own tensors, which autograd does not record.
     node = structure.engine[matched]
     beside |= (structure.number[matched] < 0) & np.isin(node, structure.engine[recomputes])
     unexplained = alignment.unexplained[inside[alignment.unexplained]]
     unexplained = unexplained[structure.role[unexplained] == Role.RECOMPUTE]
     unexplained = unexplained[~_prepares(structure, unexplained, np.sort(matched))]
     return Annotations(
-        calls=tuple(marked),
+        calls=tuple(annotated),
         disagreeing=int((~inside[matched] & ~beside & ~elsewhere & ~alignment.by_design).sum())
         + len(unexplained),
         recomputed=len(matched),
@@ -125,7 +126,7 @@ def _switched_on_later(
     alignment: Alignment,
     regions: dict[int, RegionAnnotation],
     times: Counter[int | None],
-    marked: Sequence[AnnotatedCall],
+    annotated: Sequence[AnnotatedCall],
 ) -> list[AnnotatedCall]:
     """The checkpoints that a recompute had around work which its forward pass ran without them.
 
@@ -134,7 +135,7 @@ def _switched_on_later(
     """
     calls = alignment.structure.calls
     there: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
-    for each in marked:
+    for each in annotated:
         there[each.annotation.site, each.annotation.module].append((each.first, each.last))
     order = alignment.again.argsort(kind="stable")
     again, found = alignment.again[order], []
@@ -163,7 +164,7 @@ def recomputed_calls(
     return found
 
 
-def unmarked_functions(structure: Structure, annotations: Annotations) -> list[int]:
+def unannotated_functions(structure: Structure, annotations: Annotations) -> list[int]:
     """Rows of the calls of checkpoint functions in the forward pass that bear no annotation.
 
     A function's annotation stands directly in its call.
@@ -172,11 +173,11 @@ def unmarked_functions(structure: Structure, annotations: Annotations) -> list[i
     own = (structure.function == np.arange(len(calls))) & (structure.engine < 0)
     own &= ~calls.where(vocabulary.TORCHS_FUNCTION.__eq__)
     known = (c.row for c in annotations.calls if c.annotation.variant == "reentrant")
-    marked = {*calls.parent[[*known]].tolist()}
-    return [row for row in np.flatnonzero(own).tolist() if row not in marked]
+    annotated = {*calls.parent[[*known]].tolist()}
+    return [row for row in np.flatnonzero(own).tolist() if row not in annotated]
 
 
-class MarkedCounts(Struct, frozen=True):
+class AnnotatedCounts(Struct, frozen=True):
     """How often the annotations alone say that work ran again.
 
     Attributes:
@@ -190,7 +191,7 @@ class MarkedCounts(Struct, frozen=True):
     differing: tuple[str, ...]
 
 
-def count_by_marks(alignment: Alignment, annotations: Annotations) -> MarkedCounts | None:
+def count_by_annotations(alignment: Alignment, annotations: Annotations) -> AnnotatedCounts | None:
     """The counts of the annotations; ``None`` where they do not show them.
 
     One annotation is one recompute of all that its call holds, unless another checkpoint is around
@@ -203,7 +204,7 @@ def count_by_marks(alignment: Alignment, annotations: Annotations) -> MarkedCoun
     kept = any(SELECTIVE in call.annotation.options.split(",") for call in annotations.calls)
     if not alone or kept or (structure.engine[regions] >= 0).any():
         return None
-    if unmarked_functions(structure, annotations):
+    if unannotated_functions(structure, annotations):
         return None
     inside = calls.inside(calls.named(ANY_RECOMPUTE))
     if any(not (each.by_design or inside[each.again].any()) for each in alignment.recomputes):
@@ -219,7 +220,7 @@ def count_by_marks(alignment: Alignment, annotations: Annotations) -> MarkedCoun
     forward = [
         name for name in names if vocabulary.forward_only(name) or vocabulary.light_forward(name)
     ]
-    return MarkedCounts(runs, passes, tuple(forward or names)[:_MOST_NAMED])
+    return AnnotatedCounts(runs, passes, tuple(forward or names)[:_MOST_NAMED])
 
 
 def _prepares(structure: Structure, rows: Int64, matched: Int64) -> Bool:
@@ -267,7 +268,7 @@ def of_function(checkpoint: Checkpoint, name: str, in_parts: frozenset[str]) -> 
     mechanism = vocabulary.CHECKPOINT_FUNCTIONS.get(name)
     if mechanism is not None:
         return replace(checkpoint, mechanism=mechanism)
-    return replace(checkpoint, mechanism=vocabulary.OWN_FUNCTION, function=name)
+    return replace(checkpoint, mechanism=pytorch.OWN.name, function=name)
 
 
 def of_one_backward(recomputes: list[Recompute], alignment: Alignment) -> list[Recompute]:
@@ -381,8 +382,8 @@ def spans_from_annotations(alignment: Alignment, annotations: Annotations) -> li
     """One span per annotated boundary, and per call of a function without one, in forward order."""
     calls, structure = alignment.structure.calls, alignment.structure
     in_parts = structure.functions.in_parts
-    spans = [(call.row, _marked(call, in_parts)) for call in annotations.calls]
-    for row in unmarked_functions(structure, annotations):
+    spans = [(call.row, _annotated(call, in_parts)) for call in annotations.calls]
+    for row in unannotated_functions(structure, annotations):
         bounds = row, row + int(calls.size[row]) + 1
         first, last = alignment.forward.searchsorted(bounds).tolist()
         if last > first:
@@ -392,7 +393,7 @@ def spans_from_annotations(alignment: Alignment, annotations: Annotations) -> li
     return merge([span for _, span in sorted(spans, key=lambda item: item[0])])
 
 
-def _marked(call: AnnotatedCall, in_parts: frozenset[str]) -> Span:
+def _annotated(call: AnnotatedCall, in_parts: frozenset[str]) -> Span:
     one = call.annotation
     options = [*filter(None, one.options.split(",")), *[IN_PARTS] * (one.function in in_parts)]
     checkpoint = Checkpoint(

@@ -142,9 +142,11 @@ def _calls_of(
     return outside, inside
 
 
-def part_own_runs(work: Work, alignment: Alignment) -> tuple[Alignment, tuple[DesignedRun, ...]]:
+def without_own_work(work: Work, alignment: Alignment) -> tuple[Alignment, tuple[DesignedRun, ...]]:
     """The alignment without the own work of functions in their nodes, and what functions run again
     by design: that work, and their block in parts with gradients.
+
+    In the forward pass, too, no backward pass goes through their own work: theirs is their block's.
     """
     calls, structure = alignment.structure.calls, alignment.structure
     of_function: dict[tuple[str, bool], list[Recompute]] = defaultdict(list)
@@ -173,7 +175,10 @@ def part_own_runs(work: Work, alignment: Alignment) -> tuple[Alignment, tuple[De
             )
         )
     rest = tuple(each for each in alignment.recomputes if id(each) not in own)
-    return replace(alignment, recomputes=rest), tuple(found)
+    alignment = replace(alignment, recomputes=rest)
+    backwards = alignment.backwards.copy()
+    backwards[alignment.forward.searchsorted(find_own_work(alignment).rows)] = 0
+    return replace(alignment, backwards=backwards), tuple(found)
 
 
 def _functions(structure: Structure) -> frozenset[str]:
@@ -243,14 +248,6 @@ def is_of_others(structure: Structure, engine: int) -> bool:
     if not structure.checkpoint_node[engine]:
         return False
     return vocabulary.function_of(structure.calls.called(engine)) != vocabulary.TORCHS_FUNCTION
-
-
-def without_gradients(alignment: Alignment) -> Alignment:
-    """The alignment, in which functions' own work has no backward pass: theirs is their block's."""
-    own = find_own_work(alignment)
-    backwards = alignment.backwards.copy()
-    backwards[alignment.forward.searchsorted(own.rows)] = 0
-    return replace(alignment, backwards=backwards)
 
 
 def first_of_block(structure: Structure, again: Int64) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from recompute_scan.frameworks import pytorch
 from recompute_scan.numpy_tools import places_of
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import Alignment, Counts
@@ -182,7 +183,7 @@ class _Frames:
     def asking(self, row: int) -> tuple[_Place | None, int]:
         """The place that asks for the checkpoint, and how many checkpoints are around the call."""
         asking = self._place(row)
-        asks = asking is not None and asking.path != vocabulary.CHECKPOINT_FILE
+        asks = asking is not None and asking.path != pytorch.CHECKPOINT_FILE
         depth = 0
         for above in self.calls.above(row):
             place = self._place(above)
@@ -202,12 +203,12 @@ class _Frames:
     def variant(self, row: int) -> Variant | None:
         """The variant of the checkpoint; ``None`` where nothing shows it."""
         place = self._place(row)
-        if place is None or place.path != vocabulary.CHECKPOINT_FILE:
+        if place is None or place.path != pytorch.CHECKPOINT_FILE:
             return "non-reentrant" if self._is_hook(row) else "reentrant"
         shows: dict[str, Variant] = {
-            "_checkpoint_without_reentrant_generator": "non-reentrant",
+            **dict.fromkeys(pytorch.GENERATORS, "non-reentrant"),
             "forward": "reentrant",
         }
         inside = map(self._place, range(row + 1, row + 1 + int(self.calls.size[row])))
-        own = (one for one in inside if one is not None and one.path == vocabulary.CHECKPOINT_FILE)
+        own = (one for one in inside if one is not None and one.path == pytorch.CHECKPOINT_FILE)
         return next((shows[one.function] for one in own if one.function in shows), None)

@@ -228,13 +228,13 @@ def _blocks_of(nodes: list[Node], code: Int64, batch: int, wide: list[Block]) ->
     single = [node.span for node in nodes if not node.children]
 
     def is_layer(node: Node) -> bool:
-        same = (other for other in everything if _alike(node.span, other.span, code))
+        same = (other for other in everything if _alike_spans(node.span, other.span, code))
         first = node.children[0].span
-        if not any(_alike(first, other.span, code) for other in node.children[1:]):
+        if not any(_alike_spans(first, other.span, code) for other in node.children[1:]):
             return any(True for _ in same)
         # It holds a row of layers, or is a layer with a row of equal parts.
         names = _modules(node)
-        return not any(_alike(first, other, code) for other in single) and any(
+        return not any(_alike_spans(first, other, code) for other in single) and any(
             names is None
             or (others := _modules(other)) is None
             or others == names  # weights that are shared
@@ -284,7 +284,7 @@ def numbered(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     return tuple(replace(one, depth=depth) for depth, one in enumerate(checkpoints))
 
 
-def _alike(one: Span, other: Span, code: Int64) -> bool:
+def _alike_spans(one: Span, other: Span, code: Int64) -> bool:
     """Do two disjoint spans begin alike and have about the same length?"""
     if other.first <= one.last and one.first <= other.last:
         return False

@@ -15,7 +15,7 @@ from recompute_scan.recompute.layers import Block, numbered
 from recompute_scan.recompute.roles import Role, Structure
 from recompute_scan.recompute.study import RecomputeFacts
 from recompute_scan.result import Attention, Checkpoint, Family, Proof, ProofLane, ProofOp, Region
-from recompute_scan.trace.columns import Bool, Int64
+from recompute_scan.trace.columns import NS_PER_MS, Bool, Int64
 
 
 def count_families(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Family, ...]:
@@ -35,7 +35,7 @@ def count_families(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Family, .
     columns = (
         np.bincount(kinds),
         np.bincount(kinds, counts.runs[mine]),
-        np.bincount(kinds, counts.again[mine] / 1e6),
+        np.bincount(kinds, counts.recompute_ns[mine] / NS_PER_MS),
     )
     engines = facts.structure.rows(Role.BACKWARD)
     names = map(facts.calls.called, engines[facts.in_whole_step(engines)].tolist())
@@ -100,7 +100,7 @@ def list_regions(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Region, ...
     :func:`count_families`.
     """
     steps = max(1, facts.complete_count)
-    per_step_ms = scale / 1e6 / steps
+    per_step_ms = scale / NS_PER_MS / steps
     counts = facts.counts
     regions = []
     for ordinal, blocks in enumerate(facts.layers):
@@ -118,8 +118,8 @@ def list_regions(facts: RecomputeFacts, scale: float = 1.0) -> tuple[Region, ...
                 recompute_runs_per_backward=float(np.mean(recomputes)),
                 mean_recompute=counts.mean(everywhere),
                 forward_ms_per_step=float(counts.weight[everywhere].sum()) * per_step_ms,
-                recompute_ms_per_step=float(counts.again[everywhere].sum()) * per_step_ms,
-                redundant_ms_per_step=float(counts.redundant[everywhere].sum()) * per_step_ms,
+                recompute_ms_per_step=float(counts.recompute_ns[everywhere].sum()) * per_step_ms,
+                redundant_ms_per_step=float(counts.redundant_ns[everywhere].sum()) * per_step_ms,
                 checkpoints=_checkpoints(counts, blocks, max(recomputes)),
                 recomputes_by_step=_by_step(facts, places, recomputes),
                 backward_passes=max(counts.passes(part) for part in places),

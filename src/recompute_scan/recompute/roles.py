@@ -47,7 +47,7 @@ class Role:
     OWN_WORK: Final = 9  # work of a checkpoint function outside its block
 
 
-def table(*roles: int) -> Bool:
+def roles_in(*roles: int) -> Bool:
     """For each role: is it one of these?"""
     found = np.zeros(Role.OWN_WORK + 1, np.bool_)
     found[list(roles)] = True
@@ -55,11 +55,11 @@ def table(*roles: int) -> Bool:
 
 
 # For each role: what is looked through; forward work run again; it, or its first run.
-LOOKED_THROUGH = table(Role.RANGE, Role.BACKWARD)
-AGAIN = table(Role.RECOMPUTE, Role.BY_DESIGN, Role.OWN_WORK)
-OPERATORS = AGAIN | table(Role.FORWARD)
+LOOKED_THROUGH = roles_in(Role.RANGE, Role.BACKWARD)
+AGAIN = roles_in(Role.RECOMPUTE, Role.BY_DESIGN, Role.OWN_WORK)
+OPERATORS = AGAIN | roles_in(Role.FORWARD)
 # These make the nodes that ask for recomputes.
-MAKES = OPERATORS | table(Role.RANGE)
+MAKES = OPERATORS | roles_in(Role.RANGE)
 
 
 class Structure(Struct, frozen=True):
@@ -456,7 +456,7 @@ def _broken_regions(calls: Calls) -> Bool:
     hidden = calls.within(calls.named(vocabulary.COMPILED_FUNCTION))
     own = (calls.sequence >= 0) & (calls.kind == Kind.OP) & ~hidden
     divided = rows[calls.sums(own | region, rows) > 1]
-    alike = vocabulary.alike(calls.names)[calls.name]
+    alike = vocabulary.same_work(calls.names)[calls.name]
     return region & np.isin(alike, alike[divided])
 
 
@@ -469,7 +469,7 @@ class OperatorCodes:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._signatures = int(calls.dims.max(initial=0)) + 1
-        self._kind = vocabulary.alike(calls.names) * self._signatures
+        self._kind = vocabulary.same_work(calls.names) * self._signatures
 
     def __getitem__(self, rows: Ints) -> Int64:
         codes: Int64 = self._kind[self._calls.name[rows]] + self._calls.dims[rows]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from functools import cached_property
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.numpy_tools import places_of
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import (
     Alignment,
@@ -24,7 +22,7 @@ from recompute_scan.recompute.attention_kernels import KernelEvidence, hides_bac
 from recompute_scan.recompute.boundaries import (
     Annotations,
     Span,
-    count_by_marks,
+    count_by_annotations,
     read_annotations,
     spans_from_annotations,
     spans_from_recomputes,
@@ -34,8 +32,7 @@ from recompute_scan.recompute.by_design import (
     DesignedRun,
     find_by_design,
     find_collectives,
-    part_own_runs,
-    without_gradients,
+    without_own_work,
 )
 from recompute_scan.recompute.checks import PlainCounts, check_soundness, check_steps, count_plainly
 from recompute_scan.recompute.frames import (
@@ -56,8 +53,8 @@ from recompute_scan.recompute.verdict import (
     as_designed,
     find_compiled_backward,
     judge,
+    with_annotations,
     with_design,
-    with_marks,
 )
 from recompute_scan.result import EvidenceLevel
 from recompute_scan.trace.calls import (
@@ -86,7 +83,7 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
         attention: What attention's kernels say, where operators alone could not answer; the
             verdict rests on it only where ``level`` is ``kernels``.
         framed: Whether Python frames gave the checkpoint call sites.
-        by_design: What runs again in other functions' gradients, without a checkpoint.
+        designed_runs: What runs again in other functions' gradients, without a checkpoint.
     """
 
     trace: Trace
@@ -104,7 +101,7 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
     compiled: Compiled | None
     attention: KernelEvidence | None
     framed: bool = False
-    by_design: tuple[DesignedRun, ...] = ()
+    designed_runs: tuple[DesignedRun, ...] = ()
 
     @property
     def structure(self) -> Structure:
@@ -117,9 +114,9 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
         return self.alignment.structure.calls
 
     @cached_property
-    def designed(self) -> Int64:
+    def designed_rows(self) -> Int64:
         """Rows of all calls that run again by design."""
-        return np.array([row for each in self.by_design for row in each.rows], np.int64)
+        return np.array([row for each in self.designed_runs for row in each.rows], np.int64)
 
     @property
     def complete_count(self) -> int:
@@ -167,6 +164,10 @@ class RecomputeFacts(Struct, frozen=True, dict=True):
 def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     """Find the recomputes of a trace and judge them.
 
+    An operator's m takes these steps: :func:`classify` gives each call its role, :func:`align`
+    finds the forward operator that each recomputed one repeats and the backward passes through it,
+    and :func:`count` divides. :func:`judge` may take the annotations' counts instead.
+
     ``recognise`` names the mechanism that asks from a place in code. With it, Python frames in a
     trace without annotations give each checkpoint's call site.
     """
@@ -178,8 +179,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
     steps = join_steps(structure, find_steps(calls))
     starts = np.sort(np.array([step.start for step in steps], np.int64))
     alignment = align(structure, work, starts)
-    alignment, own_runs = part_own_runs(work, alignment)
-    alignment = without_gradients(alignment)
+    alignment, own_runs = without_own_work(work, alignment)
     complete = complete_steps(alignment, steps, trace.cut_at)
     counts = count(work, alignment, steps, complete)
     trace = replace(trace, health=trace.health | check_steps(calls, counts))
@@ -192,7 +192,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
             framed = spans_from_frames(trace, calls, alignment, recognise)
             spans = with_frames(spans, framed)
     blocks = name_blocks(trace, calls, counts, find_blocks(calls, counts, spans))
-    by_design = (*find_by_design(trace, structure, kernels, alignment.again), *own_runs)
+    designed_runs = (*find_by_design(trace, structure, kernels, alignment.again), *own_runs)
     facts = RecomputeFacts(
         trace=trace,
         kernels=kernels,
@@ -209,7 +209,7 @@ def study(trace: Trace, recognise: Recognise | None = None) -> RecomputeFacts:
         compiled=find_compiled_backward(structure),
         attention=None,
         framed=bool(framed),
-        by_design=by_design,
+        designed_runs=designed_runs,
     )
     return _decided(facts)
 
@@ -219,18 +219,18 @@ def _decided(facts: RecomputeFacts) -> RecomputeFacts:
 
     Nothing else sets ``judgement`` and ``level``, nor the counts that annotations or design give.
     """
-    trace, calls, counts, marked = facts.trace, facts.calls, facts.counts, None
+    trace, calls, counts, annotated = facts.trace, facts.calls, facts.counts, None
     if facts.annotations is not None:
-        marked = count_by_marks(facts.alignment, facts.annotations)
+        annotated = count_by_annotations(facts.alignment, facts.annotations)
     unexplained = facts.alignment.unexplained
-    unexplained = unexplained[~np.isin(unexplained, facts.designed)]
+    unexplained = unexplained[~np.isin(unexplained, facts.designed_rows)]
     alignment = replace(facts.alignment, unexplained=unexplained)
-    judgement = judge(replace(facts, alignment=alignment), marked)
-    if marked is not None and judgement.by_marks:
-        counts = with_marks(counts, marked)
+    judgement = judge(replace(facts, alignment=alignment), annotated)
+    if annotated is not None and judgement.by_annotations:
+        counts = with_annotations(counts, annotated)
     if judgement.by_design:
         counts = as_designed(counts, facts.alignment)
-    judgement = with_design(judgement, facts.by_design, counts)
+    judgement = with_design(judgement, facts.designed_runs, counts)
     hidden = hides_backward(trace, facts.structure, facts.kernels)
     attention = None
     if hidden or judgement.verdict == "inconclusive":
@@ -263,24 +263,3 @@ def _by_kernels(
         return Judgement("inconclusive", HIDDEN_BY_GRAPHS) if unknown else seen
     alone = not len(facts.structure.rows(Role.BACKWARD))
     return seen if judgement.verdict == "inconclusive" and (seen.highest or alone) else judgement
-
-
-def disagreeing_steps(facts: RecomputeFacts) -> dict[int, float | None]:
-    """The highest multiplicity that matters of each complete step where it is not the commonest.
-
-    By the step's number; ``None`` where a step's attention kernels cannot be read.
-    """
-    found: dict[int, float | None] = {}
-    counts = facts.counts
-    if facts.level == "kernels":
-        steps = facts.attention.steps if facts.attention else ()
-        found = {step.span.index: step.highest for step in steps}
-    else:
-        counted = np.flatnonzero(counts.counted)
-        for place, mine in places_of(counts.step[counted]).items():
-            if place >= 0:
-                found[facts.steps[place].index] = counts.highest(counted[mine])
-    if not found:
-        return {}
-    (commonest, _), *_ = Counter(found.values()).most_common()
-    return {step: value for step, value in found.items() if value != commonest}

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from recompute_scan.recompute import vocabulary
 from recompute_scan.recompute.alignment import MATTERS, Alignment, Counts
-from recompute_scan.recompute.boundaries import MarkedCounts
+from recompute_scan.recompute.boundaries import AnnotatedCounts
 from recompute_scan.recompute.by_design import DesignedRun
 from recompute_scan.recompute.layers import Block, leaves_layers
 from recompute_scan.recompute.roles import Role, Structure
@@ -93,7 +93,7 @@ class Judgement(Struct, frozen=True):
         mean: Time-weighted mean m over the forward operators that have a backward.
         share: Share of their time that ran again at least once, 0..1.
         by_design: Whether nothing ran again but by design, which the numbers then count.
-        by_marks: Whether the annotations of the recorded checkpoints gave the count, which the
+        by_annotations: Whether the annotations of recorded checkpoints gave the count, which the
             operators alone could not.
         differing: Names of operators of recomputes that the forward pass has not, as far as they
             are what kept the operators from giving the count.
@@ -104,22 +104,22 @@ class Judgement(Struct, frozen=True):
     highest: float | None = None
     mean: float | None = None
     share: float | None = None
-    by_marks: bool = False
+    by_annotations: bool = False
     by_design: bool = False
     differing: tuple[str, ...] = ()
 
 
-def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgement:
+def judge(facts: RecomputeFacts, annotated: AnnotatedCounts | None = None) -> Judgement:
     """The verdict on a whole trace by its operators, or by annotations where these decide."""
     counts, counted, alignment = facts.counts, facts.counts.counted, facts.alignment
     names = counts.names(facts.calls, slice(None))
     recomputed = bool((counts.runs[counted] > 0).any())
     designed = not recomputed and bool((counts.designed[counted] > 0).any())
     recomputed |= designed
-    reason = _reason(facts, recomputed)
-    marked = marked if facts.compiled is None else None
-    by_marks = with_marks(counts, marked) if marked is not None else counts
-    lost = _lost(facts.structure, alignment.unexplained) if not recomputed else None
+    reason = _why_inconclusive(facts, recomputed)
+    annotated = annotated if facts.compiled is None else None
+    by_annotations = with_annotations(counts, annotated) if annotated is not None else counts
+    lost = _why_not_none(facts.structure, alignment.unexplained) if not recomputed else None
     unmatched, tally = lost, facts.plain.contradicting
     if unmatched is None and tally is not None:
         unmatched = (
@@ -128,10 +128,10 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
             "pass."
         )
     # Annotations can explain operators that no match explains.
-    if reason is None and unmatched is not None and marked is not None:
-        found = _without_others(weigh(by_marks, facts.blocks, names), facts, by_marks)
+    if reason is None and unmatched is not None and annotated is not None:
+        found = _full_only_if_all(weigh(by_annotations, facts.blocks, names), facts, by_annotations)
         if found.highest == 1:
-            return replace(found, by_marks=True, differing=marked.differing)
+            return replace(found, by_annotations=True, differing=annotated.differing)
     reason = reason or lost
     highest = counts.highest(counted)
     if reason is None and highest < 2 and facts.compiled is not None and facts.compiled.recomputes:
@@ -141,18 +141,18 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
             "of operators does not show."
         )
     reason = reason or unmatched
-    if reason is None and highest >= 2 and marked is not None:
-        count = by_marks.highest(counted)
+    if reason is None and highest >= 2 and annotated is not None:
+        count = by_annotations.highest(counted)
         if count < MORE_THAN_ONCE:
             reason = (
                 f"Operators ran again {highest:g} times in each backward pass, but the annotations "
                 f"of the recorded checkpoints count {count:g}."
             )
         elif count != highest:
-            found = weigh(by_marks, facts.blocks, names)
-            return replace(found, by_marks=True, differing=marked.differing)
+            found = weigh(by_annotations, facts.blocks, names)
+            return replace(found, by_annotations=True, differing=annotated.differing)
     if reason is not None:
-        differing = marked.differing if marked is not None else ()
+        differing = annotated.differing if annotated is not None else ()
         return Judgement("inconclusive", reason, differing=differing)
     if designed:
         again = weigh(as_designed(counts, alignment), facts.blocks, names)
@@ -160,10 +160,10 @@ def judge(facts: RecomputeFacts, marked: MarkedCounts | None = None) -> Judgemen
     # The counts have more places than the trace where compiled code is taken apart.
     same = len(alignment.forward) == len(counts.runs)
     otherwise = _ran_otherwise(facts.structure, alignment) if same else None
-    return _without_others(weigh(counts, facts.blocks, names, otherwise), facts, counts)
+    return _full_only_if_all(weigh(counts, facts.blocks, names, otherwise), facts, counts)
 
 
-def _without_others(found: Judgement, facts: RecomputeFacts, counts: Counts) -> Judgement:
+def _full_only_if_all(found: Judgement, facts: RecomputeFacts, counts: Counts) -> Judgement:
     """The verdict, but not `full` where some layers are no blocks, or some steps recompute none."""
     step, weight = counts.step[counts.counted], counts.weight[counts.counted]
     idle = ~np.isin(step, step[counts.runs[counts.counted] > 0])
@@ -191,15 +191,15 @@ def _ran_otherwise(structure: Structure, alignment: Alignment) -> Bool:
 def as_designed(counts: Counts, alignment: Alignment) -> Counts:
     """The counts of operators that functions and the model ran again by design."""
     runs = counts.designed
-    return replace(counts, runs=runs, multiplicity=runs / alignment.passes)
+    return replace(counts, runs=runs, m=runs / alignment.passes)
 
 
-def with_marks(counts: Counts, marked: MarkedCounts) -> Counts:
+def with_annotations(counts: Counts, annotated: AnnotatedCounts) -> Counts:
     """The counts, with how often the annotations say that each operator ran again.
 
     What its recomputes took is not known where the operators themselves were not found again.
     """
-    return replace(counts, runs=marked.runs, multiplicity=marked.runs / marked.passes)
+    return replace(counts, runs=annotated.runs, m=annotated.runs / annotated.passes)
 
 
 def weigh(
@@ -222,7 +222,7 @@ def weigh(
     counted = counts.counted
     highest = counts.highest(counted)
     weight = counts.weight[counted]
-    again = (counts.multiplicity[counted] > 0) | (counts.designed[counted] > 0)
+    again = (counts.m[counted] > 0) | (counts.designed[counted] > 0)
     share = float(weight[again].sum() / weight.sum()) if weight.sum() else float(again.mean())
     verdict: Verdict
     if not (counts.runs[counted] > 0).any():
@@ -256,7 +256,7 @@ def _whole(counts: Counts, block: Block, heavy: Bool, otherwise: Bool | None) ->
     )
 
 
-def _lost(structure: Structure, unexplained: Int64) -> str | None:
+def _why_not_none(structure: Structure, unexplained: Int64) -> str | None:
     """The reason not to say `none`: a checkpoint function's node exists to recompute."""
     if structure.checkpoint_node[structure.engine[unexplained]].any():
         return (
@@ -266,7 +266,7 @@ def _lost(structure: Structure, unexplained: Int64) -> str | None:
     return None
 
 
-def _reason(facts: RecomputeFacts, recomputed: bool) -> str | None:
+def _why_inconclusive(facts: RecomputeFacts, recomputed: bool) -> str | None:
     calls, structure, counts = facts.calls, facts.structure, facts.counts
     if not (calls.kind == Kind.OP).any():
         if not (facts.trace.kind[facts.kernels.event] == Kind.KERNEL).any():

@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from recompute_scan.frameworks.pytorch import CHECKPOINT_FILE
 from recompute_scan.frameworks.registry import MECHANISMS
 
 # torch/csrc/autograd/engine.cpp and function.h: the engine's range around each node.
@@ -25,8 +26,6 @@ CHECKPOINT_FUNCTIONS = {
     TORCHS_FUNCTION: None,
     **{name: mechanism.name for mechanism in MECHANISMS for name in mechanism.functions},
 }
-# The mechanism of a function with another name.
-OWN_FUNCTION = "own-function"
 
 
 def nodes_of(functions: Iterable[str]) -> frozenset[str]:
@@ -43,7 +42,6 @@ CHECKPOINT_NODES = nodes_of(CHECKPOINT_FUNCTIONS)
 
 # Python frames, `path:function`, that hold the first run of a checkpointed function; for the
 # composable checkpoint, the hook before it.
-CHECKPOINT_FILE = "torch/utils/checkpoint.py"
 COMPOSABLE_HOOK = "torch/distributed/_composable/checkpoint_activation.py:forward_pre_hook"
 CHECKPOINT_FRAMES = frozenset(
     {
@@ -150,7 +148,7 @@ OTHER_FAMILY = ("other", "other")
 _remembered = lru_cache(maxsize=4096)
 
 
-def alike(names: Sequence[str]) -> NDArray[np.int64]:
+def same_work(names: Sequence[str]) -> NDArray[np.int64]:
     """For each name: the place of the first that means the same work, in another version."""
     first: dict[str, int] = {}
     same = (COMPILED_REGION.sub(r"\1", name) for name in names)

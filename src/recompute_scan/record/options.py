@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from recompute_scan.crash import RankEnd
 from recompute_scan.errors import UsageError
 from recompute_scan.files import content, is_run, make_newest, newest_run, write, write_whole
-from recompute_scan.frameworks.registry import packages
+from recompute_scan.frameworks.registry import PACKAGES
 from recompute_scan.record.launch import RankFacts, has_process_group, number_in, rank_facts
 from recompute_scan.record.recorder import Recorder
 from recompute_scan.record.steps import COMMAND, DEFAULT, Plan, Wording, shortfall
@@ -377,7 +377,7 @@ def _files(rank: int) -> tuple[str, ...]:
     )
 
 
-_PACKAGES = (*packages(), "flash-attn")
+_PACKAGES = (*PACKAGES, "flash-attn")
 
 
 def environment(target: str, device: Literal["cpu", "cuda"], ranks: RankFacts) -> dict[str, str]:

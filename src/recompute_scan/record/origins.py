@@ -110,7 +110,7 @@ class Switches:
         for entry, asks in {e: m.asks for m in MECHANISMS for e in m.switches}.items():
             remember = functools.partial(self._remember, self._models, asks=asks)
             self._watch_entry(entry, remember)
-        for entry in dict.fromkeys(e for m in MECHANISMS for e in m.settings):
+        for entry in dict.fromkeys(e for m in MECHANISMS for e in m.configured_by):
             self._watch_entry(entry, functools.partial(self._set, entry))
 
     def remove(self) -> None:
@@ -152,7 +152,7 @@ class Switches:
 
     def of_settings(self, mechanism: Mechanism) -> str:
         """Where the mechanism's setting was last given; empty where nothing holds it."""
-        made = next(filter(None, map(self._settings.get, mechanism.settings)), None)
+        made = next(filter(None, map(self._settings.get, mechanism.configured_by)), None)
         if made is None:
             return ""
         if (mechanism.name, made) not in self._given:
@@ -399,7 +399,7 @@ def _has_running_statistics(module: nn.Module) -> bool:
 
 
 _CHECKPOINT_MODULE = "torch.utils.checkpoint"
-_SEQUENTIAL = "torch/utils/checkpoint.py:checkpoint_sequential"
+_SEQUENTIAL = pytorch.SEQUENTIAL.asks[0]
 _RECOMPUTING = ("backward", "recompute_fn")  # the reentrant and the non-reentrant variant
 # torch's own code that asks for checkpoints, and ours that does so for good.
 _ASKING = (WRAPPER_MODULE, COMPOSABLE_MODULE, "recompute_scan.fitting.layer_switch")

@@ -25,6 +25,7 @@ from recompute_scan.fidelity.comparison import Comparing, RegionCall, Returned
 from recompute_scan.fidelity.lost_gradients import hook_classes
 from recompute_scan.fidelity.operators import tensors
 from recompute_scan.fidelity.state import named_parts
+from recompute_scan.frameworks.pytorch import RUN_BACKWARD
 from recompute_scan.record.isolation import Call, Guard, Patches
 from recompute_scan.record.modules import (
     ModuleIndex,
@@ -43,8 +44,6 @@ _open_range: Any = getattr(torch._C._autograd, "_record_function_with_args_enter
 _close_range: Any = getattr(torch._C._autograd, "_record_function_with_args_exit", None)
 _recording: Any = getattr(torch._C._autograd, "_profiler_enabled", None)
 UNNAMED = "Checkpoint calls could not be named"
-# The function by which torch.autograd starts every backward pass.
-_ENGINE = "_engine_run_backward"
 
 
 # The innermost region that runs in a thread, if any, and whether that is in a recompute.
@@ -190,10 +189,10 @@ class CountedRuns:
             self._expected.discard(around)
             return call(*args, **kwargs)
 
-        if hasattr(torch.autograd, _ENGINE):
+        if hasattr(torch.autograd, RUN_BACKWARD):
             self._nested = 0
             for owner in (torch.autograd, torch.autograd.graph):
-                patches.wrap(guard, owner, _ENGINE, run_backward)
+                patches.wrap(guard, owner, RUN_BACKWARD, run_backward)
 
     def expect_pass(self) -> None:
         """A recompute begins, and a backward pass through it follows."""

@@ -19,6 +19,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch._C._dynamo import eval_frame
 from torch.utils._python_dispatch import _disable_current_modes
 
+from recompute_scan.frameworks.pytorch import GENERATORS
 from recompute_scan.units import is_before
 
 # Whether `torch.compile` traces the caller. Up to 2.2 it has another place; both are functions
@@ -65,10 +66,6 @@ def import_ahead() -> None:
         pass
 
 
-# From 2.14 on `checkpoint` calls the first; the second remains, and passes on to it.
-_PACKED = "_checkpoint_without_reentrant_generator_impl"
-_SPREAD = "_checkpoint_without_reentrant_generator"
-
 # The profiler's own lines on file descriptor 2. Kineto's: up to 2.3 one for each stage of a
 # recording, since 2.13 one for each start and end, and in every build for CUDA one where there is
 # no GPU. torch's: one of the first tensor on the CPU that is freed and was there before.
@@ -91,12 +88,12 @@ def generator_name() -> str | None:
     """The generator behind a non-reentrant checkpoint, by the name under which torch looks it up
     in ``torch.utils.checkpoint`` at each call; ``None`` where there is none.
     """
-    return next((name for name in (_PACKED, _SPREAD) if hasattr(torch_checkpoint, name)), None)
+    return next((name for name in GENERATORS if hasattr(torch_checkpoint, name)), None)
 
 
 def settings_by_name() -> bool:
     """Whether the generator gets its settings by keyword only: from 2.14 on."""
-    return generator_name() == _PACKED
+    return generator_name() == GENERATORS[0]
 
 
 def inputs(args: Sequence[Any]) -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ from recompute_scan.diagnose.outcome import read_log
 from recompute_scan.diagnose.tracebacks import user_place
 from recompute_scan.fidelity.state import named_parts, weights
 from recompute_scan.files import append, content, write_whole
-from recompute_scan.frameworks.registry import engines
+from recompute_scan.frameworks.registry import ENGINES
 from recompute_scan.record.checkpoint_calls import Probe
 from recompute_scan.record.execute import is_own
 from recompute_scan.record.isolation import Guard
@@ -50,7 +50,6 @@ from recompute_scan.result.run_record import run_info_name, stacks_text_name
 _MOST_FRAMES = 200
 _LONGEST_MESSAGE = 20_000
 _MOST_MODELS = 4
-_PARALLEL = engines()
 _VARIANTS = {"REENTRANT": "reentrant", "NO_REENTRANT": "non-reentrant"}
 
 
@@ -188,8 +187,8 @@ def _state(root: nn.Module) -> ModelState:
     wrapped = switched = False
     for module in modules:
         kind = type(module).__name__
-        if kind in _PARALLEL:
-            parallel[_PARALLEL[kind]] += 1
+        if kind in ENGINES:
+            parallel[ENGINES[kind]] += 1
         elif any(base.__name__ == "FSDPModule" for base in type(module).__mro__):
             parallel["FSDP2"] += 1
         if kind == "CheckpointWrapper":

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 WorkKind = Literal["repeated", "repeated-rows", "unread", "unread-gradient", "unread-recompute"]
 KeptKind = Literal["between", "after-backward", "never-read"]
-Needs = Literal["", "detach", "retain-graph"]
+Reuse = Literal["", "detach", "retain-graph"]
 
 
 class Work(Struct, frozen=True, omit_defaults=True):
@@ -48,7 +48,7 @@ class Work(Struct, frozen=True, omit_defaults=True):
     same_as: str = ""
     least_ms: float = 0.0
     most_ms: float | None = None
-    needs: Needs = ""
+    needs: Reuse = ""
     rows: int = 0
     of_rows: int = 0
 

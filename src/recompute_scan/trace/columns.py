@@ -29,6 +29,8 @@ CallRows = Int64
 Ints = npt.NDArray[np.signedinteger[Any]]
 Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
+# A trace has its times in ns, a result in ms.
+NS_PER_MS = 1e6
 
 
 class Kind:

@@ -98,7 +98,7 @@ def _another_programs(trace: Trace, source: str) -> InputError:
 
 
 _SUFFIXES = (".json", ".json.gz", ".json.zst")
-_DATABASES = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
+_FILES_ONLY = (".sqlite",)  # Nsight Systems' exports; they cannot be read inside an archive
 # Files of `run` next to its traces, of tlparse, and other JSON that is never a trace.
 _NOT_A_TRACE = re.compile(
     r"(^|/)(chromium_events|compile_directory)\.json$|"
@@ -147,7 +147,7 @@ def _matches(path: Path) -> list[Path]:
 def _in_folder(folder: Path, limits: Limits) -> list[Path]:
     # Links that lead nowhere, pipes, sockets and devices stay, to be reported.
     names = [one.name for one in folder.iterdir() if not os.path.isdir(one)]  # noqa: PTH112 - pathlib's raises
-    if inside := _traces(names, (*_SUFFIXES, *_DATABASES)):
+    if inside := _traces(names, (*_SUFFIXES, *_FILES_ONLY)):
         _refuse_links(folder, inside)
         return [folder / name for name in inside]
     archives = sorted(name for name in names if name.endswith(".zip"))

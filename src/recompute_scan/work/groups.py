@@ -11,7 +11,7 @@ from itertools import accumulate
 from msgspec import Struct
 from msgspec.structs import replace
 
-from recompute_scan.result.watched_step import Kept, KeptKind, Needs, Work, WorkKind
+from recompute_scan.result.watched_step import Kept, KeptKind, Reuse, Work, WorkKind
 from recompute_scan.work.ledger import (
     BackwardPass,
     Ledger,
@@ -100,7 +100,7 @@ def _repeated(ledger: Ledger, total: float) -> list[tuple[Group, Work]]:
     return found
 
 
-def _needs(ledger: Ledger, place: int, kept: int) -> Needs:
+def _needs(ledger: Ledger, place: int, kept: int) -> Reuse:
     """How the result of one operation can take the place of another's."""
     trained = ledger.is_trained(ledger.operations[kept])
     if not ledger.is_trained(ledger.operations[place]):
@@ -161,7 +161,7 @@ def _repeated_rows(
         group = Group(tuple(parts), tuple(call for call, _ in same), here, there)
         work = _work("repeated-rows", ledger, group, total, part=part)
         rows, of_rows = sum(both for _, both in same), sum(len(call.rows) for call, _ in same)
-        needs: Needs = "detach" if trained else ""
+        needs: Reuse = "detach" if trained else ""
         found.append((group, replace(work, needs=needs, rows=rows, of_rows=of_rows)))
     return found
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+# All that is in no backward pass is ``forward``, an optimizer's step too.
 Phase = Literal["forward", "recompute", "backward"]
 # A file and a line in it.
 Line = tuple[str, int]

@@ -39,6 +39,7 @@ from recompute_scan.fidelity.tape import (
     nodes_so_far,
 )
 from recompute_scan.fidelity.tensors import is_plain, unseen
+from recompute_scan.frameworks.pytorch import RUN_BACKWARD
 from recompute_scan.work.ledger import (
     BackwardPass,
     Frame,
@@ -151,7 +152,9 @@ class StepWatch:
         """The first step begins; ``False`` where this version of torch cannot be watched."""
         if torch._C._len_torch_dispatch_stack():
             self.untold = "The script runs its steps under a TorchDispatchMode."
-        elif not _ends_are_seen() or not hasattr(torch.autograd, "_engine_run_backward"):
+        elif not hasattr(torch.autograd, RUN_BACKWARD):
+            self.untold = f"torch {torch.__version__} does not show when a backward pass begins."
+        elif not _ends_are_seen():
             self.untold = f"torch {torch.__version__} does not show when memory is given back."
         if self.untold is not None:
             return False
@@ -163,10 +166,9 @@ class StepWatch:
             module.register_module_forward_hook(after, with_kwargs=True, always_call=True),
         ]
         for owner in (torch.autograd, torch.autograd.graph):
-            original = owner._engine_run_backward
-            self._patches.replace(
-                owner, "_engine_run_backward", self._around(original, self._differentiate)
-            )
+            original = getattr(owner, RUN_BACKWARD)
+            around = self._around(original, self._differentiate)
+            self._patches.replace(owner, RUN_BACKWARD, around)
         for name in _READING:
             if (original := getattr(torch.Tensor, name, None)) is not None:
                 around = self._around(original, self._read_from_outside)
@@ -488,7 +490,7 @@ class StepWatch:
         if self.grad_mode:
             return "recompute"
         # Most often the engine calls, and there is no function around.
-        engine = caller is None or caller.f_code.co_name == "_engine_run_backward"
+        engine = caller is None or caller.f_code.co_name == RUN_BACKWARD
         return "backward" if engine or not in_own_function() else "recompute"
 
     def _enter(self, module: nn.Module, _: Any) -> None:

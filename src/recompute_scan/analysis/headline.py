@@ -1,154 +1,14 @@
-"""How sure an answer is, by written rules (``docs/design.md``), why no surer, and the verdict
-in one sentence.
+"""The headline: the verdict in one sentence, and a second one where the trained model changes.
+
+Results without a trace, and those by hooks, get theirs in :mod:`recompute_scan.analysis.ranks`.
 """
 
 from __future__ import annotations
 
-from recompute_scan.recompute.study import RecomputeFacts, disagreeing_steps
-from recompute_scan.result import DOUBLED_LEAD, MEASURED, Level, Result, Verdict
+from recompute_scan.result import DOUBLED_LEAD, MEASURED, Result, Verdict
 from recompute_scan.result.recompute import unit_of
 from recompute_scan.result.run_record import each_pass
-from recompute_scan.trace.calls import Calls
-from recompute_scan.trace.health import lost_evidence, sentences
 from recompute_scan.units import ms, plural, rounded
-
-_DOUBTFUL_SHARE = 0.02
-_DOUBTFUL_NUMBER = 3
-_MANY_UNLAUNCHED = 0.3
-# Calls with a guessed place among the others, as shares of all calls: their times are equal to, or
-# cross, the times of another call. Measured on traces cut to whole microseconds: up to 0.14 % and
-# every answer right on hosts as fast as today's; the first wrong answer at 0.35 %, and over 2.5 %
-# where a file's order was lost. No call crosses another in any recording of ours (torch 2.1 to
-# 2.14).
-_SOME_GUESSED, _MANY_GUESSED = 0.002, 0.02
-
-
-def confidence(facts: RecomputeFacts, *, one_count: bool = False) -> Level:
-    """How sure the counts are, by written rules (``docs/design.md``).
-
-    ``one_count``: the plain count saw no counted operator.
-    """
-    attention = facts.attention if facts.level == "kernels" else None
-    guessed, marks = guesses_places(facts, _MANY_GUESSED), facts.annotations
-    if facts.judgement.by_marks:
-        return "low" if guessed else "medium"
-    unlaunched = facts.work.unlaunched > _MANY_UNLAUNCHED * max(1, len(facts.kernels.event))
-    apart = annotations_disagree(facts) and marks and marks.disagreeing > marks.recomputed
-    unsure = guessed or unlaunched or apart
-    if facts.judgement.verdict == "inconclusive" or unsure:
-        return "low"
-    if attention is not None:
-        told = attention.by_thread and attention.steps_marked and not disagreeing_steps(facts)
-        return "medium" if told else "low"
-    lost = lost_evidence(facts.trace.health)
-    alone = facts.plain.agrees is not True or one_count
-    doubtful = annotations_disagree(facts) or facts.complete_count < 2 or disagreeing_steps(facts)
-    return "medium" if lost or doubtful or alone or guesses_places(facts) else "high"
-
-
-def guesses_places(facts: RecomputeFacts, most: float = _SOME_GUESSED) -> bool:
-    """Is the place of more than this share of the calls a guess?"""
-    return facts.calls.guessed + facts.calls.overruns > most * len(facts.calls)
-
-
-def annotations_disagree(facts: RecomputeFacts) -> bool:
-    """Do the run wrapper's annotations and the operators differ by more than a stray few?"""
-    marks = facts.annotations
-    return marks is not None and marks.disagreeing > max(
-        _DOUBTFUL_NUMBER, _DOUBTFUL_SHARE * marks.recomputed
-    )
-
-
-def doubts(facts: RecomputeFacts) -> tuple[str, ...]:
-    """Doubts about the evidence for the reader, one sentence each."""
-    found = list(sentences(facts.trace.health, len(facts.trace)))
-    if guesses_places(facts):
-        found.extend(_guesses(facts.calls))
-    if facts.framed:
-        found.append(
-            "Checkpoint call sites come from Python frames. So each line is the first line of the "
-            "function that calls the checkpoint, and the setting that switched it on is unknown."
-        )
-    if facts.attention is not None and facts.level == "kernels":
-        found.extend(facts.attention.notes)
-    if differing := disagreeing_steps(facts):
-        said = ", ".join(
-            f"{step} ({'not known' if runs is None else f'{runs:g}'})"
-            for step, runs in differing.items()
-        )
-        found.append(f"Steps that differ in how often work runs again (in brackets): {said}.")
-    if facts.judgement.by_marks:
-        # The operators could not give it.
-        names = ", ".join(facts.judgement.differing)
-        which = f" (of {names})" if names else ""
-        found.append(
-            f"Not all calls{which} in the recomputes could be matched with the calls of the "
-            "forward pass that they repeat, so operators alone do not show how often work ran "
-            "again. The annotations that the recording put around each checkpointed call gave the "
-            "count; the cost of the recomputes is not known."
-        )
-    elif facts.annotations is not None and annotations_disagree(facts):
-        found.append(
-            f"The annotations of the recorded checkpoints and the operators disagree on "
-            f"{facts.annotations.disagreeing} of {facts.annotations.recomputed} recomputed "
-            "operators; the counts come from the operators."
-        )
-    if not facts.judgement.by_marks:
-        found.extend(_plain_doubts(facts))
-    if unlaunched := facts.work.unlaunched:
-        every = len(facts.kernels.event)
-        found.append(
-            "No device activity has a record of its launch, so none belongs to an operator."
-            if unlaunched == every
-            else f"{unlaunched} of {every} device activities have no record of their launch and "
-            f"belong to no operator{_why_unlaunched(facts)}."
-        )
-    return tuple(found)
-
-
-def _why_unlaunched(facts: RecomputeFacts) -> str:
-    """The known reason why there is none, for the end of a sentence."""
-    queued = facts.work.queued
-    if queued == facts.work.unlaunched:
-        return ": recording began while the GPU still had a queue"
-    return f"; {queued} of them were launched before recording began" if queued else ""
-
-
-def _guesses(calls: Calls) -> list[str]:
-    """Why the place of some calls is a guess."""
-    found = []
-    if calls.guessed:
-        found.append(
-            "Times are whole microseconds, so for "
-            f"{calls.guessed} of {len(calls)} calls the parent call is a guess."
-        )
-    if calls.overruns:
-        found.append(
-            f"{calls.overruns} of {len(calls)} calls end after the call in which they began. That "
-            "cannot happen: times or threads in the trace are wrong."
-        )
-    return found
-
-
-def _plain_doubts(facts: RecomputeFacts) -> list[str]:
-    """Why the plain count lowers the confidence, where it does."""
-    if facts.level == "kernels" or facts.judgement.verdict == "inconclusive":
-        return []
-    if facts.plain.agrees is None:
-        return [
-            "No operator in the trace belongs to a forward pass by its name alone, so no "
-            "second count checks the first."
-        ]
-    differing = [tally for tally in facts.plain.tallies if not tally.agrees]
-    if not differing:
-        return []
-    tally = differing[0]
-    hooks = f", {tally.hooked} of them run by gradient hooks" if tally.hooked else ""
-    return [
-        f"The plain count differs: {tally.inside} calls of {tally.name} are inside the backward "
-        f"pass{hooks}, and the answer explains {tally.again}."
-    ]
-
 
 # Smaller savings, in % of a step, are not reported.
 _WORTH_SAYING = 0.5
@@ -200,7 +60,6 @@ def _of_ranks(result: Result, said: str) -> str:
 # alone, the compiler's graphs alone, or operators.
 _SENTENCES: dict[tuple[str, Verdict], str] = {
     ("", "none"): "No forward work runs again in the backward pass: nothing is recomputed.",
-    ("", "full"): "Every block runs its forward once more in the backward pass: checkpointed once.",
     ("kernels", "none"): "No attention forward runs again in the backward pass; nothing else could "
     "be seen.",
     ("kernels", "full"): "Every attention forward runs once more in the backward pass: "
@@ -228,8 +87,10 @@ def _headline(result: Result) -> str:
     free = _free_operators(result) if result.verdict == "partial" and level != "kernels" else 0
     passes = max((region.backward_passes for region in result.regions), default=1.0)
     where = each_pass(passes) if passes >= 2 else "the backward pass"
-    if result.verdict == "full" and not level and (result.recomputed_share or 1.0) < _HALF:
-        return f"{_share(result)} once more in {where}: checkpointed once."
+    if result.verdict == "full" and not level:
+        part = (result.recomputed_share or 1.0) < _HALF
+        which = _share(result) if part else "Every block runs its forward"
+        return f"{which} once more in {where}: checkpointed once."
     if result.verdict == "partial" and not level and result.by_design and not _in_blocks(result):
         return (
             f"{_functions(result)} again in the gradient of another function, by the model's own "
@@ -241,8 +102,6 @@ def _headline(result: Result) -> str:
             f"The compiler runs {plural(free, 'cheap operator')} again inside its backward "
             f"graphs, for free{rest}."
         )
-    if result.verdict == "full" and not level and passes >= 2:
-        return f"Every block runs its forward once more in {where}: checkpointed once."
     if (sentence := _SENTENCES.get((level, result.verdict))) is not None:
         return sentence.format(highest)
     if result.verdict == "partial":
