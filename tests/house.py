@@ -34,7 +34,7 @@ BANNED = frozenset(
 # Most that is allowed today, and what the redesign aims for.
 LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (209, 175),
-    "lines of src": (69_426, 52_000),
+    "lines of src": (69_400, 52_000),
     "lines of tests": (64_045, 46_000),
     "lines of benchmarks": (5_977, 5_500),
     "modules over 700 lines": (0, 0),

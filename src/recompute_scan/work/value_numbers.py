@@ -23,7 +23,7 @@ _CONSTANTS = {
 _SETTINGS = {float, complex, bool, str, torch.dtype}
 # An operator that reads all its arguments.
 _ANY = kind_of(torch.ops.aten.cat.default)
-storage_of = torch._C.TensorBase.untyped_storage
+storage_of: Any = torch.Tensor.__base__.untyped_storage  # type: ignore[union-attr]
 
 
 class _End(weakref.ref[torch.UntypedStorage]):
