@@ -110,8 +110,11 @@ def test_a_checkpoint_function_of_the_script_counts(steps: int, given: str, tmp_
     """The script ends before a step is profiled, so hooks give the verdict too."""
     inside = f"checkpoint(partial(Own.apply, {given}), x, use_reentrant=True)"
     text = own(f"x = {inside}").replace("range(30)", f"range({steps})")
-    recorded = record_script(tmp_path, text, warmup=steps, steps=1)
+    ours = 'print("ours", hasattr(Own.forward, "__wrapped__"))'
+    text = text.replace("    optimizer.step()", f"    {ours}\n    optimizer.step()")
+    recorded = record_script(tmp_path, text, warmup=steps, steps=1, timing_steps=4)
     assert "ran again 2.0" in recorded.stdout
+    assert recorded.stdout.count("ours True") == min(steps, 2)  # the third is timed
     assert WORDS[2.0] in said(recorded.told)
     result = analyze(recorded.output).result
     assert (result.evidence_level, result.verdict) == ("hooks", "doubled")

@@ -334,7 +334,9 @@ class FirstWord:
         self.over = made > 1 or made >= self._plan.warmup
         if not self.over:
             self._step.count()
-        elif counted is not None:
+            return counted
+        self._step.forget()
+        if counted is not None:
             step, left = self._plan.at(made, step_s)
             self._say(f"{step}: {counted.described}" + f"; {left}" * (made > 1))
         return counted
@@ -346,6 +348,7 @@ class ComparedRegions:
     Attributes:
         functions: Autograd functions of reentrant checkpoints.
         learn: Finds the ones that the script has made by now.
+        forget: Lets those run as without us, as in timed steps, until it learns again.
     """
 
     def __init__(self, annotated: AnnotatedRegions, index: ModuleIndex, guard: Guard) -> None:
@@ -358,6 +361,7 @@ class ComparedRegions:
         self._modules: dict[int, _ModuleRuns] = {}
         self.functions: list[Any] = []
         self.learn: Callable[[], None] = lambda: None
+        self.forget: Callable[[], None] = lambda: None
         self._learned = True
 
     def count(self, *, passes: bool = True) -> None:
