@@ -11,7 +11,7 @@ from recompute_scan.crash import Frame, Raised
 from recompute_scan.diagnose.tracebacks import doing, evaluates
 from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT, RANDOM_STATE, REENTRANT
-from recompute_scan.frameworks.detect import APPLIED, Signature, innermost, some
+from recompute_scan.frameworks.detect import Signature, innermost, is_own_backward, some
 
 _TORCH = "pytorch/pytorch/issues/"
 _HF = "huggingface/transformers/issues/"
@@ -49,7 +49,7 @@ def _walks_out(frames: Sequence[Frame]) -> int | None:
     The recompute has a new graph: a graph that was freed is outside.
     """
     for index in range(len(frames) - 2, 0, -1):
-        if _OWN_BACKWARD.search(frames[index].site) and APPLIED.search(frames[index - 1].site):
+        if _OWN_BACKWARD.search(frames[index].site) and is_own_backward(frames, index):
             return index if _ENGINE.search(frames[index + 1].site) else None
     return None
 
