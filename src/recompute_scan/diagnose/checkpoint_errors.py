@@ -467,13 +467,13 @@ CHECKPOINTING_SIGNATURES = (
             r"argument|takes (?:from )?\d+|missing \d+ required)"
             r"|has no attribute '_set_gradient_checkpointing'"
         ),
-        title="The model's code and the library that switches checkpointing on do not fit together",
-        cause="""The library calls a method that the model lacks or defines differently. Code
-            that ships with a model (trust_remote_code, a fork, a plugin) fits one version of
-            transformers or diffusers.""",
-        fix="""Install the version that the model's code was written for, or newer model code.
-            From 4.36, transformers accepts the old argument `value`. In your own class, delete the
-            method: the base class has one.""",
+        title="A method that switches checkpointing on does not fit its call",
+        cause="""The method is missing or takes other arguments. Code that ships with a model
+            (trust_remote_code, a fork, a plugin) fits one version of transformers or diffusers.""",
+        fix="""Install the version that the model's code fits, or newer model code. From 4.35,
+            transformers takes use_reentrant in gradient_checkpointing_kwargs; from 4.36 it accepts
+            the old argument `value`. In your own class, delete the method if the base class has
+            one.""",
         versions="transformers 4.35 and later, diffusers 0.33 and later, with older models' code.",
         sources=(f"{_HF}27596", "zai-org/ChatGLM3/issues/380", "tianweiy/CausVid/issues/63"),
         checked="reproduced",
