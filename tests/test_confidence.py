@@ -13,7 +13,7 @@ from recompute_scan.analysis.headline import headline
 from recompute_scan.recompute.boundaries import Annotations
 from recompute_scan.recompute.checks import confidence, doubts
 from recompute_scan.recompute.study import RecomputeFacts, study
-from tests.report.sample_results import full
+from tests.report.sample_results import doubled, full
 from tests.trace.kineto_reading import parse
 
 TRACE = Path(__file__).parents[1] / "traces" / "plain_once" / "trace-rank0.json.gz"
@@ -57,3 +57,9 @@ def test_a_part_that_several_passes_run_again_is_once_in_each() -> None:
     several = tuple(replace(one, backward_passes=2.0) for one in full().regions)
     result = replace(full(), verdict="partial", recomputed_share=0.41, regions=several)
     assert headline(result).endswith("runs once more in each of up to 2 backward passes.")
+
+
+@pytest.mark.parametrize(("mean", "said"), [(1.8, "every block runs"), (1.1, "some code runs")])
+def test_a_checkpoint_around_more_than_the_doubled_blocks(mean: float, said: str) -> None:
+    result = replace(doubled(), mean_recompute=mean, recomputed_share=0.9)
+    assert said in headline(result)

@@ -5,6 +5,7 @@ import io
 import json
 import signal
 import time
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from recompute_scan.fitting.control import Fitted
 from tests.fitting.models import LIMIT, WORDS, Net, alike, loss_of, train
 from tests.plan.oracle import Saved
 from tests.present import present
+from tests.record.residue import left_behind
 from tests.record.runs import record_target, run_plain, write_script
 
 KINDS = """plain, recurrent, dropout, batch, batch dropout averaged, counts, average, spectral,
@@ -225,6 +227,17 @@ def test_a_bug_of_ours_leaves_the_training_alone(
         assert alike(model, plain)
         assert "ZeroDivisionError" in kept[0].failure
         assert recompute_scan.fitted(model) is None
+
+
+@pytest.mark.parametrize("steps", [1, 20])
+def test_a_model_that_is_gone_holds_nothing(steps: int) -> None:
+    model, _ = train(fit=LIMIT, steps=steps)
+    weight = weakref.ref(model.layers[0].up.weight)
+    del model
+    gc.collect()
+    assert weight() is None
+    train(steps=1)  # it ends the look, too, that a first step is followed by
+    assert left_behind() <= {"torch.optim.optimizer._global_optimizer_post_hooks"}
 
 
 def test_copies_and_pickles_are_plain_models() -> None:

@@ -19,6 +19,7 @@ import pytest
 import recompute_scan
 from recompute_scan import guarding
 from recompute_scan.guarding import counters, guard
+from recompute_scan.record.steps import is_recorded
 
 OURS = str(Path(guarding.__file__).parent)
 SCRIPT = """
@@ -91,6 +92,7 @@ class Runs:
             _, ended = guard.run_guarded(str(self._script), False, [], folder)
         finally:
             sys.settrace(None)
+        assert not is_recorded()
         return self._capsys.readouterr().out, ended.exit_status
 
 
@@ -142,3 +144,11 @@ def test_a_door_lets_the_call_through_whatever_line_fails(runs: Runs) -> None:
         assert runs(faults) == plain, line
         hits += faults.hits > 0
     assert hits > 10
+
+
+def test_a_guard_that_a_bug_has_ended_is_in_the_way_of_no_recording() -> None:
+    standing = recompute_scan.guard().start()
+    assert is_recorded()
+    standing._guard.run(lambda: 1 / 0, otherwise=None)
+    assert not is_recorded()
+    standing.stop()

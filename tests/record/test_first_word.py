@@ -105,13 +105,16 @@ def test_it_is_what_the_layers_counted(name: str, micro_batches: int, tmp_path: 
     assert "(counted by hooks); about" in line
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_a_checkpoint_function_of_the_script_counts(steps: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("steps", "given"), [(1, "layer.forward"), (1, "layer"), (3, "layer")])
+def test_a_checkpoint_function_of_the_script_counts(steps: int, given: str, tmp_path: Path) -> None:
     """The script ends before a step is profiled, so hooks give the verdict too."""
-    inside = "checkpoint(partial(Own.apply, layer.forward), x, use_reentrant=True)"
+    inside = f"checkpoint(partial(Own.apply, {given}), x, use_reentrant=True)"
     text = own(f"x = {inside}").replace("range(30)", f"range({steps})")
-    recorded = record_script(tmp_path, text, warmup=steps, steps=1)
+    ours = 'print("ours", hasattr(Own.forward, "__wrapped__"))'
+    text = text.replace("    optimizer.step()", f"    {ours}\n    optimizer.step()")
+    recorded = record_script(tmp_path, text, warmup=steps, steps=1, timing_steps=4)
     assert "ran again 2.0" in recorded.stdout
+    assert recorded.stdout.count("ours True") == min(steps, 2)  # the third is timed
     assert WORDS[2.0] in said(recorded.told)
     result = analyze(recorded.output).result
     assert (result.evidence_level, result.verdict) == ("hooks", "doubled")

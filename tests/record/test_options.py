@@ -2,12 +2,18 @@
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from recompute_scan.record.origins import Arguments, counts_runs, generator_function
+from recompute_scan.record.origins import (
+    COMPILER_MODULE,
+    Arguments,
+    counts_runs,
+    generator_function,
+)
 
 
 def scripted(module: nn.Module) -> nn.Module:
@@ -57,4 +63,8 @@ def test_what_a_call_switches_off_is_noted(
 ) -> None:
     generator = generator_function()
     assert generator is not None
-    assert Arguments(generator).options((len, *args), kwargs) == said
+    interpreted = torch.fx.Interpreter(torch.fx.symbolic_trace(nn.ReLU())).run
+    for function in (len, interpreted):
+        assert Arguments(generator).options((function, *args), kwargs) == said
+    ask = partial(Arguments(generator).options, (interpreted, *args), kwargs)
+    assert eval("ask()", {"__name__": COMPILER_MODULE, "ask": ask}) == []  # the compiler's

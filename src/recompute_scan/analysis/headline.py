@@ -107,7 +107,10 @@ def _headline(result: Result) -> str:
     if result.verdict == "partial":
         return f"{_share(result)} once more in {where}."
     doubled = [r for r in result.regions if r.recompute_runs_per_backward >= 2]
-    which, verb = "every block" if doubled else "some code", "runs its"
+    # A checkpoint around several blocks recomputes once what is no block of the report.
+    share, mean = result.recomputed_share or 1.0, result.mean_recompute or highest
+    most = mean - share >= _HALF * share * (highest - 1)
+    which, verb = "every block" if doubled and most else "some code", "runs its"
     if 0 < len(doubled) < len(result.regions):
         which = f"{len(doubled)} of {len(result.regions)} {unit_of(result.regions)}"
         verb = "run their"

@@ -11,7 +11,7 @@ from recompute_scan.crash import Frame, Raised
 from recompute_scan.diagnose.tracebacks import doing, evaluates
 from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT, RANDOM_STATE, REENTRANT
-from recompute_scan.frameworks.detect import APPLIED, Signature, innermost, some
+from recompute_scan.frameworks.detect import Signature, innermost, is_own_backward, some
 
 _TORCH = "pytorch/pytorch/issues/"
 _HF = "huggingface/transformers/issues/"
@@ -49,7 +49,7 @@ def _walks_out(frames: Sequence[Frame]) -> int | None:
     The recompute has a new graph: a graph that was freed is outside.
     """
     for index in range(len(frames) - 2, 0, -1):
-        if _OWN_BACKWARD.search(frames[index].site) and APPLIED.search(frames[index - 1].site):
+        if _OWN_BACKWARD.search(frames[index].site) and is_own_backward(frames, index):
             return index if _ENGINE.search(frames[index + 1].site) else None
     return None
 
@@ -467,13 +467,13 @@ CHECKPOINTING_SIGNATURES = (
             r"argument|takes (?:from )?\d+|missing \d+ required)"
             r"|has no attribute '_set_gradient_checkpointing'"
         ),
-        title="The model's code and the library that switches checkpointing on do not fit together",
-        cause="""The library calls a method that the model lacks or defines differently. Code
-            that ships with a model (trust_remote_code, a fork, a plugin) fits one version of
-            transformers or diffusers.""",
-        fix="""Install the version that the model's code was written for, or newer model code.
-            From 4.36, transformers accepts the old argument `value`. In your own class, delete the
-            method: the base class has one.""",
+        title="A method that switches checkpointing on does not fit its call",
+        cause="""The method is missing or takes other arguments. Code that ships with a model
+            (trust_remote_code, a fork, a plugin) fits one version of transformers or diffusers.""",
+        fix="""Install the version that the model's code fits, or newer model code. From 4.35,
+            transformers takes use_reentrant in gradient_checkpointing_kwargs; from 4.36 it accepts
+            the old argument `value`. In your own class, delete the method if the base class has
+            one.""",
         versions="transformers 4.35 and later, diffusers 0.33 and later, with older models' code.",
         sources=(f"{_HF}27596", "zai-org/ChatGLM3/issues/380", "tianweiy/CausVid/issues/63"),
         checked="reproduced",

@@ -291,9 +291,9 @@ def _why_and_what_to_do(difference: Difference) -> tuple[str, str]:
             f"{where} gets a tensor that no operator of the block made and that has changed since "
             "the forward: it was written to or replaced before the recompute, or Python code "
             "makes a new one in each call.",
-            "Do not change the block's inputs, weights or buffers in place before the backward "
-            "pass. Update buffers, and create tensors that differ from call to call, outside the "
-            "block.",
+            "Do not change the block's inputs, weights or buffers before the backward pass. Update "
+            "buffers, and create tensors that differ from call to call, outside the block. "
+            "functional_call puts the weights back when it returns: call it inside the block.",
         ),
         "argument": (
             f"{where} is called with {here} where the forward had {there}: the block depends on a "

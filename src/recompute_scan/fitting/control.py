@@ -114,13 +114,14 @@ class Fitted:
         self._wish = wish
         self._say = say
         self._guard = Guard("recompute_scan.fit")
-        self._guard.on_failure = self.stop
+        alone = weakref.ref(self)  # what torch holds keeps no model alive
+        self._guard.on_failure = lambda: None if (me := alone()) is None else me.stop()
         self._switch = Switch(find_layers(model), self, self._guard)
         self._switch.replace = replace
         self._cuda = False
         self._buckets: dict[tuple[int, int], Bucket] = {}
         self._now: Bucket | None = None
-        self._look: Look | None = None
+        self._looks: list[Look] = []
         self._course: Iterator[None] = self._settle()
         self._begun = self._quiet = self.settled = False
         self._look_next = self._lost = self._wants = False
@@ -182,16 +183,23 @@ class Fitted:
             other.stop()
         switch.put_on()
         switch.install()
-        alone = weakref.ref(self)  # the hooks keep nothing alive
+        alone, looks = weakref.ref(self), self._looks
 
         def boundary() -> None:
-            if (fitted := alone()) is not None:
-                fitted.boundary()
+            if (me := alone()) is not None:
+                me.boundary()
+            elif looks:
+                looks.pop().finish()
+                gone()
+
+        def gone() -> None:
+            if not looks:  # else at the end of the step: what autograd calls was put on in order
+                hooks.remove(later=True)
 
         # Steps that were counted wrongly change nothing here.
         hooks = StepHooks(StepCounter(), boundary, lambda: None, self._guard, records=False)
         hooks.install()
-        self._stop_hooks = weakref.finalize(self, partial(hooks.remove, later=True))
+        self._stop_hooks = weakref.finalize(self, gone)
         self._stop_hooks.atexit = False
         _FITTED.add(self)
         next(self._course)
@@ -258,7 +266,7 @@ class Fitted:
     def _unseen(self) -> None:
         """A step has ended that no layer was called in."""
         settling.discard(self)
-        if self._look is not None:
+        if self._looks:
             self._look_next = self.settled
             self._guard.run(self._end_look, otherwise=None)
         if not self.steps and not self._quiet:
@@ -280,7 +288,7 @@ class Fitted:
             yield from self._as_given(self._given)
             return
         times: dict[Way, Any] = {}
-        while self._look is None:  # until a whole step was looked at
+        while not self._looks:  # until a whole step was looked at
             self._begin_look()
             yield
         runs, shapes, key = self._switch.runs, self._shapes, self._first
@@ -339,17 +347,17 @@ class Fitted:
                 next(self._course)
             return
         self._watch()
-        if self._look is not None:
+        if self._looks:
             self._learn()
         elif self._lost:
             self._plan_again()
         if self._group is not None and self.steps >= self._meeting:
             self._meeting *= 2
             self._look_next |= any(gathered(self._wants, self._group))
-        if self._look_next and self._look is None:
+        if self._look_next and not self._looks:
             self._look_next = self._wants = False
             self._begin_look()
-        self._quiet = self._look is None
+        self._quiet = not self._looks
 
     def _entered(self, layer: Layer, shapes: Shapes) -> None:
         first, self._begun = not self._begun, True
@@ -358,7 +366,7 @@ class Fitted:
                 settling.add(self)
             elements = sum(map(math.prod, shapes))
             self._first = (layer.place, elements.bit_length())
-        if not self.settled or self._look is not None:
+        if not self.settled or self._looks:
             self._shapes.setdefault(layer.place, set()).add(shapes)
             layer.most = max(layer.most, layer.calls)
             return
@@ -417,7 +425,7 @@ class Fitted:
             self._use(self._now)
 
     def _watch(self) -> None:
-        if not self._cuda or self._now is None or self._look is not None:
+        if not self._cuda or self._now is None or self._looks:
             return
         budget = self._now.decision.plan.budget_bytes
         took = int(torch.cuda.max_memory_allocated())
@@ -429,7 +437,7 @@ class Fitted:
 
     def _begin_look(self) -> None:
         others = [one for one in _MEASURING if one is not self]
-        if any(one._look for one in others) or (others and self._waited < _UNSEEN_STEPS):
+        if any(one._looks for one in others) or (others and self._waited < _UNSEEN_STEPS):
             # One after the other, since what this one may take depends on what that one does.
             self._waited += 1
             self._look_next = self.settled
@@ -439,14 +447,15 @@ class Fitted:
         for layer in self._switch.layers:
             layer.most = 0
         self._shapes = {}
-        look = self._look = Look(through=True, most_since=most_since if self._cuda else None)
+        look = Look(through=True, most_since=most_since if self._cuda else None)
+        self._looks.append(look)
         self._switch.look(look)
         look.begin()
 
     def _end_look(self) -> Look | None:
-        look, self._look = self._look, None
-        if look is None:
+        if not self._looks:
             return None
+        look = self._looks.pop()
         look.finish()
         self._switch.look(None)
         if self.settled:

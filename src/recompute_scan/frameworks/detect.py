@@ -113,13 +113,13 @@ def some(pattern: str) -> Where:
 
 
 # The caller of a backward() that is written in Python.
-APPLIED = re.compile(r"torch/autograd/function\.py:apply$")
+_APPLIED = re.compile(r"torch/autograd/function\.py:apply$")
 
 
 def is_own_backward(frames: Sequence[Frame], index: int) -> bool:
     """Is this frame the backward() of an autograd function that is written in Python?"""
     outer = frames[index - 1].site if index else ""
-    return frames[index].function == "backward" and APPLIED.search(outer) is not None
+    return frames[index].function == "backward" and _APPLIED.search(outer) is not None
 
 
 def innermost(pattern: str) -> Where:

@@ -161,6 +161,7 @@ class StandingGuard:
         self._hooks.install()
         self._counter, self._recount = StepCounter(), False
         self._steps = StepHooks(self._counter, self.boundary, self.restart, self._guard)
+        self._undo.callback(partial(self._steps.remove, later=True))  # perhaps one of them fails
         self._steps.install()
         return True
 
@@ -310,6 +311,7 @@ def run_guarded(
         ended = run_program(target, is_module, args)
     finally:
         if standing is not None:
+            shelter.on_failure = standing._undo.close
             shelter.run(standing.stop, otherwise=None)
     if standing is not None:
         shelter.run(partial(_write_told, folder, standing), otherwise=None)

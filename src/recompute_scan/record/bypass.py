@@ -82,42 +82,45 @@ class Bypass:
             self._catch_reentrant(reentrant_function())
         if generator_function() is not None:
             self._catch_non_reentrant(generator_function())
+        weakref.finalize(self, self._patches.undo).atexit = False
 
     def remove(self) -> None:
         _INSTALLED.discard(self)
         self._patches.undo()
 
     def _catch_reentrant(self, function: Any) -> None:
-        original = function.apply
+        alone = weakref.ref(self)  # what torch holds keeps nothing alive
 
         def apply(call: Call, run_function: Any, preserve_rng_state: Any, *args: Any) -> Any:
-            if self._passes():
+            me = alone()
+            if me is None or me._passes():
                 return call(run_function, preserve_rng_state, *args)
-            asker = self._asker(CheckpointCall("reentrant", run_function, args, sys._getframe(1)))
-            if self._takes("reentrant", asker):
-                with self._inside(asker):
+            asker = me._asker(CheckpointCall("reentrant", run_function, args, sys._getframe(1)))
+            if me._takes("reentrant", asker):
+                with me._inside(asker):
                     return call.instead(run_function, *args)
-            inside = self._guard.inside(run_function, partial(self._inside, asker))
+            inside = me._guard.inside(run_function, partial(me._inside, asker))
             return call(inside, preserve_rng_state, *args)
 
-        guarded = self._guard.around(original, apply, named=False)
+        guarded = self._guard.around(function.apply, apply, named=False)
         self._patches.replace(function, "apply", staticmethod(guarded))  # hides the inherited one
 
     def _catch_non_reentrant(self, original: Any) -> None:
-        arguments = Arguments(original)
+        arguments, alone = Arguments(original), weakref.ref(self)
 
         def generator(call: Call, function: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._passes():
+            me = alone()
+            if me is None or me._passes():
                 return call(function, *args, **kwargs)
             options = arguments.options((function, *args), kwargs)
-            asker = self._asker(
+            asker = me._asker(
                 CheckpointCall("non-reentrant", function, inputs(args), sys._getframe(1), options)
             )
-            if self._takes("non-reentrant", asker):
-                return self._plain(asker)
-            inside = self._guard.inside(function, partial(self._inside, asker))
+            if me._takes("non-reentrant", asker):
+                return me._plain(asker)
+            inside = me._guard.inside(function, partial(me._inside, asker))
             inner = call(inside, *args, **kwargs)
-            return within(inner, Sheltered(self._guard, self._inside(asker)))
+            return within(inner, Sheltered(me._guard, me._inside(asker)))
 
         replace_generator(self._guard.around(original, generator), self._patches)
 

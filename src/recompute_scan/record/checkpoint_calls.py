@@ -93,11 +93,11 @@ class Probe:
         self.switches = Switches(self.sites, self._guard)
         self._index = ModuleIndex()
         self._origins = Origins(self.sites, self.switches, self._index)
-        self.patches = Patches()
+        self.patches, self._own = Patches(), Patches()
         annotated = AnnotatedRegions(self._origins, self._guard)
         self.comparison = ComparedRegions(annotated, self._index, self._guard)
         self.policies = DecisionWatch(self.sites, self._guard, lambda: annotated.within)
-        self.comparison.learn = self._learn
+        self.comparison.learn, self.comparison.forget = self._learn, self._own.undo
         self.untrained = Untrained()
         self.entered: Counter[str] = Counter()
         self.functions: dict[str, str] = {}
@@ -127,6 +127,7 @@ class Probe:
         self.comparison.compared()
         self.policies.end()
         self.switches.remove()
+        self._own.undo()
         self.patches.undo()
 
     def watch(self, cuda: bool) -> StepWatch:
@@ -273,9 +274,11 @@ class Probe:
                 self._note(function.__name__, sys._getframe(1))
             return call(ctx, *args, **kwargs)
 
-        self.comparison.functions.append(function)
         guarded = self._guard.around(original, forward)
-        self.patches.replace(function, "forward", staticmethod(guarded))
+        patches, functions = self.patches if known else self._own, self.comparison.functions
+        functions.append(function)
+        patches.add(functools.partial(functions.remove, function))
+        patches.replace(function, "forward", staticmethod(guarded))
 
     def _watch_call(self, module: ModuleType, name: str) -> None:
         """Give a region to what a function of the non-reentrant kind runs: its first argument.

@@ -17,6 +17,7 @@ import functools
 import os
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import ModuleType, TracebackType
@@ -349,17 +350,17 @@ Undo = Callable[[], None]
 _NOT_ITS_OWN = object()
 
 
-class _Replaced(Struct, eq=False):
+class _Replaced(Struct, eq=False, weakref=True):
     owner: Any
     name: str
     before: Any
     value: Any
 
     def undo(self) -> None:
-        _REPLACED.remove(self)
+        _REPLACED.discard(self)
         if vars(self.owner).get(self.name) is not self.value:
             # Replaced once more: if by us, what that one puts back is not this.
-            for later in _REPLACED:
+            for later in list(_REPLACED):
                 same = later.owner is self.owner and later.name == self.name
                 if same and later.before is self.value:
                     later.before = self.before
@@ -369,7 +370,8 @@ class _Replaced(Struct, eq=False):
             setattr(self.owner, self.name, self.before)
 
 
-_REPLACED: list[_Replaced] = []
+# Not what holds them: the module of a fitted layer goes with its model.
+_REPLACED: weakref.WeakSet[_Replaced] = weakref.WeakSet()
 
 
 class Patches:
@@ -385,7 +387,7 @@ class Patches:
         """
         replaced = _Replaced(owner, name, vars(owner).get(name, _NOT_ITS_OWN), value)
         setattr(owner, name, value)
-        _REPLACED.append(replaced)
+        _REPLACED.add(replaced)
         self._undo.append(replaced.undo)
 
     def wrap(

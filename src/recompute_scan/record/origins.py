@@ -17,6 +17,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from traceback import walk_stack
 from types import CodeType, FrameType, ModuleType
 from typing import Any, Literal
 
@@ -61,7 +62,8 @@ WRAPPER_MODULE = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 COMPOSABLE_MODULE = "torch.distributed._composable.checkpoint_activation"
 # The module that runs a checkpoint of a compiled graph. All options but a policy are its choice.
 COMPILER_MODULE = "torch._higher_order_ops.wrap"
-_GRAPH_MODULES = (COMPILER_MODULE, "torch.fx.interpreter")
+# Where older ones run it with; a person may as well.
+_INTERPRETER_MODULE = "torch.fx.interpreter"
 
 
 class Switched(Struct, frozen=True):
@@ -347,7 +349,14 @@ class Arguments:
         """The options that the script gave one call; the checkpointed function is its first
         argument.
         """
-        compiled = getattr(args[0], "__module__", None) in _GRAPH_MODULES
+        runs = getattr(args[0], "__module__", None)
+        compiled = runs == COMPILER_MODULE or (
+            runs == _INTERPRETER_MODULE
+            and any(
+                one.f_globals.get("__name__") == COMPILER_MODULE
+                for one, _ in walk_stack(sys._getframe())
+            )
+        )
         found = []
         if not compiled and not early_stop(self._value("early_stop", args, kwargs)):
             found.append(EARLY_STOP_OFF)

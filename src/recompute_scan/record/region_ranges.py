@@ -284,6 +284,11 @@ class CountedRegion(Struct, frozen=True):
     asked: tuple[int, int | None]
     own_pass: bool
 
+    @property
+    def in_backward(self) -> bool:
+        """Whether a run that begins now is a recompute."""
+        return current_pass() is not None
+
     @contextmanager
     def forward(self, given: Sequence[object] = ()) -> Iterator[None]:
         """Around a run in the forward pass, or in the recompute of a checkpoint around this one."""
@@ -328,7 +333,9 @@ class FirstWord:
         self.over = made > 1 or made >= self._plan.warmup
         if not self.over:
             self._step.count()
-        elif counted is not None:
+            return counted
+        self._step.forget()
+        if counted is not None:
             step, left = self._plan.at(made, step_s)
             self._say(f"{step}: {counted.described}" + f"; {left}" * (made > 1))
         return counted
@@ -340,6 +347,7 @@ class ComparedRegions:
     Attributes:
         functions: Autograd functions of reentrant checkpoints.
         learn: Finds the ones that the script has made by now.
+        forget: Lets those run as without us, as in timed steps, until it learns again.
     """
 
     def __init__(self, annotated: AnnotatedRegions, index: ModuleIndex, guard: Guard) -> None:
@@ -348,25 +356,26 @@ class ComparedRegions:
         self._guard = guard
         self._comparing: Comparing | None = None
         self._counting: CountedRuns | None = None
-        self._patches, self._passes = Patches(), Patches()
+        self._patches = Patches()
         self._modules: dict[int, _ModuleRuns] = {}
         self.functions: list[Any] = []
         self.learn: Callable[[], None] = lambda: None
+        self.forget: Callable[[], None] = lambda: None
         self._learned = True
 
     def count(self, *, passes: bool = True) -> None:
         """Count the runs in the step that begins; with ``passes`` other starts of passes, too."""
+        self._leave()
         self._counting = counting = CountedRuns()
-        self._passes.undo()
         self._learned = passes
         if passes:
             self.learn()
-            counting.watch_passes(self._passes, self._guard)
+            counting.watch_passes(self._patches, self._guard)
 
     def counted(self, step: int) -> Counted | None:
         """It has ended, as this one of all: its runs."""
         counting, self._counting = self._counting, None
-        self._passes.undo()
+        self._leave()
         return counting.in_step(step) if counting is not None else None
 
     def compare(self) -> None:
@@ -419,9 +428,11 @@ class ComparedRegions:
         try:
             return comparing.outcome() if comparing is not None else Fidelity()
         finally:
-            self._patches.undo()
-            self._passes.undo()
-            self._modules.clear()
+            self._leave()
+
+    def _leave(self) -> None:
+        self._patches.undo()
+        self._modules.clear()
 
     @property
     def wanted(self) -> bool:
@@ -466,13 +477,18 @@ class ComparedRegions:
         until the step has ended.
         """
         module = call.function
-        if self._comparing is None or not isinstance(module, nn.Module):
+        either = self._comparing or self._counting
+        if either is None or not isinstance(module, nn.Module):
             return nullcontext()
         runs = self._modules.get(id(module))
         if runs is None:
             runs = self._modules[id(module)] = _ModuleRuns()
             self._patches.replace(module, "forward", self._followed(module.forward, runs))
-        return runs.forward_of(self._compared(self._comparing, call))
+        return runs.forward_of(
+            either.region(call, None)
+            if isinstance(either, CountedRuns)
+            else self._compared(either, call)
+        )
 
     def _followed(self, original: Any, runs: _ModuleRuns) -> Callable[..., Any]:
         def forward(call: Call, *args: Any, **kwargs: Any) -> Any:
@@ -500,11 +516,11 @@ class _ModuleRuns:
     """Which call of the checkpoint function a run of one module belongs to."""
 
     def __init__(self) -> None:
-        self._entered: RegionCall | None = None
-        self._called: list[RegionCall] = []
+        self._entered: RegionCall | CountedRegion | None = None
+        self._called: list[RegionCall | CountedRegion] = []
 
     @contextmanager
-    def forward_of(self, region: RegionCall) -> Iterator[None]:
+    def forward_of(self, region: RegionCall | CountedRegion) -> Iterator[None]:
         self._entered = region
         self._called.append(region)
         try:
