@@ -119,8 +119,8 @@ def _show(page: Page, result: Result, *, verbose: bool) -> None:
         raise InputError(
             "E348",
             "This result has no fix that could be applied.",
-            why=advice.reason if advice else "nothing was found that has one",
-            hint=advice.summary if advice else None,
+            why="its advice has no diff" if advice else "nothing was found that has one",
+            hint=f"{advice.summary} {advice.reason or ''}".rstrip() if advice else None,
         )
     for one in chosen:
         page.prose(f"{one.code}: {one.title}", "", bold=True)

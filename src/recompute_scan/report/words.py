@@ -283,7 +283,7 @@ NOT_CERTAIN = "a saving is not certain"
 STEP_NOTE = (
     Said("no saving is predicted", lambda r: r.verdict == "doubled"),
     Said("stays as it is: no recompute is redundant", lambda r: not _can_save(r)),
-    Said("no recompute is redundant; the findings say what can be saved", _can_save),
+    Said("no recompute is redundant; the findings say what can be mended", _can_save),
 )
 # The purpose of the commands under "How to check it".
 CHECKING = (Said("There is nothing to repair.", lambda r: _not_doubled(r) and not _advised(r)),)
