@@ -112,7 +112,8 @@ def render_text(
     # The command that an inconclusive trace needs is with the reason, above.
     told = result.verdict == "inconclusive" and result.crash is None
     if result.next_steps and not planned and not told:
-        list_commands(page, result.next_steps)
+        lacks = "" if after is not None else summary.lack_sentence(result, result.next_steps)
+        list_commands(page, result.next_steps, lacks)
     return "\n".join(page.written).rstrip("\n") + "\n"
 
 
@@ -140,7 +141,10 @@ def render_answer(
     rows = [*shown, *map(_labelled, commands)]
     # If lines are short, the diff that is shown and the measurement go before the change.
     least = len(shown) if commands and commands[-1].purpose == "apply" else -1
-    return "\n".join(_fit(groups, rows, len(shown) + 1, least, width)) + "\n"
+    said = _fit(groups, rows, len(shown) + 1, least, width)
+    if after is None and len(said) < MOST_LINES:
+        page.prose(summary.lack_sentence(result, commands))
+    return "\n".join(said + page.taken()) + "\n"
 
 
 def _is_plan(result: Result) -> bool:
@@ -171,12 +175,13 @@ def _fit(
     return lines
 
 
-def list_commands(page: Page, commands: Sequence[NextCommand]) -> None:
-    """The commands, a line each behind a word; one alone with its reason."""
+def list_commands(page: Page, commands: Sequence[NextCommand], lacks: str) -> None:
+    """The commands, a line each behind a word; one alone with its reason, all with their lack."""
     page.title("Next")
     if len(commands) == 1 and commands[0].what:
         page.prose(commands[0].what)
     page.written += _lined_up([_labelled(one) for one in commands])
+    page.prose(lacks)
 
 
 def _labelled(one: NextCommand) -> tuple[str, str]:

@@ -384,6 +384,13 @@ def recorded_into(result: Result, suffix: str = "") -> str:
     return f"{HOME}/{Path(script_of(result) or _OWN).stem}{suffix}"
 
 
+def lack_sentence(result: Result, commands: Sequence[NextCommand]) -> str:
+    """The rest of commands that are made from the result alone; empty if each is whole."""
+    script = script_of(result)
+    lacks = script is not None and any(one.text.endswith(f" {script}") for one in commands)
+    return words.OWN_ARGUMENTS * lacks
+
+
 def fix_is_measurable(result: Result) -> bool:
     """Whether ``--verify`` has a fix to try: one that takes out a checkpoint which costs time."""
     return any(

@@ -279,6 +279,7 @@ SHARE_NOTE = (
     Said("spent on recomputes", lambda r: r.cost is not None),
 )
 NOT_CERTAIN = "a saving is not certain"
+OWN_ARGUMENTS = "Add the script's own arguments, if any: the result does not hold them."
 # Notes on the step's time where no fix changes it.
 STEP_NOTE = (
     Said("no saving is predicted", lambda r: r.verdict == "doubled"),

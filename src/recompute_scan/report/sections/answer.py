@@ -139,6 +139,7 @@ def _first_screen_html(result: Result) -> Mapping[str, Any]:
         "record": how_to_record(result),
         "pair": summary.pair_sentence(result),
         "next": next(iter(result.next_steps), None),
+        "lacks": summary.lack_sentence(result, result.next_steps[:1]),
         "picture": picture(result) if result.crash is None else None,
         "cure": _cure(result),
         "attention": summary.attention_sentence(result),
