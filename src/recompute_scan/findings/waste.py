@@ -89,7 +89,6 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
     took = f"{pct(100 * one.share)} of the operators' time, {ms(one.ms)}"
     least = one.least_ms
     much = f"likely {span(least, one.most_ms)}" if least else f"at most {ms(one.most_ms)}"
-    cost = evidence.cost
     saves = f" A step without this work takes {much} less." if one.most_ms is not None else ""
     # A convolution's operator computes two gradients.
     mixed = one.kind == "unread-gradient" and least < one.ms
@@ -141,7 +140,7 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
         detail=detail + saves,
         evidence=(f"{plural(one.operators, 'operator')}{inside}{place(one.line)}", *same, took),
         saving_ms=least or None,
-        saving_pct=100 * (least / cost.step_ms if least and cost else one.share),
+        saving_pct=100 * (least / evidence.cost.step_ms if least and evidence.cost else one.share),
     )
 
 

@@ -481,7 +481,8 @@ def _purposes(result: Result, *, can_fix: bool) -> list[Purpose]:
         return first
     if result.verdict == "doubled" or any(one.fix for one in result.findings):
         return [*first, "record", "compare"]
-    return [*first, "explain", "plan"] if _dearest(result) else [*first, "plan"]
+    saves = any(one.saving_ms for one in result.findings)
+    return [*first, "explain", "plan"] if saves else [*first, "plan"]
 
 
 def foremost(result: Result) -> Finding | None:
@@ -494,17 +495,11 @@ def foremost(result: Result) -> Finding | None:
     )
 
 
-def _dearest(result: Result) -> Finding | None:
-    """The finding that saves most; ``None`` where none is known to save time."""
-    one = foremost(result)
-    return one if one and one.saving_ms else None
-
-
 def _why(result: Result, purpose: Purpose) -> str:
     """The purpose of the command, in a sentence."""
     if purpose == "record" and _was_too_short(result):
         return result.warnings[-1] if result.warnings else "Record fewer steps."
-    if purpose == "explain" and result.crash is None and (one := _dearest(result)):
+    if purpose == "explain" and result.crash is None and (one := foremost(result)):
         return f"{one.title}."
     return _buys_memory(result) if purpose == "plan" else _WHAT[purpose]
 
@@ -517,10 +512,9 @@ def _was_too_short(result: Result) -> bool:
 def _own_command(result: Result, purpose: Purpose) -> str | None:
     """The command that follows from the result alone, whatever the run was."""
     if purpose == "explain":
-        found = (one.code for one in result.findings if _FINDING.fullmatch(one.code))
-        if result.crash is None:
-            found = (one.code for one in [_dearest(result)] if one)
-        code = next(found, None)
+        first = None if result.crash else foremost(result)
+        codes = (one.code for one in ([first] if first else result.findings))
+        code = next(filter(_FINDING.fullmatch, codes), None)
         return f"recompute-scan explain {code}" if code else None
     if purpose == "record" and result.verdict == "inconclusive":
         return how_to_record(result).command
