@@ -570,3 +570,11 @@ def test_without_a_diff_it_is_said_what_to_do(
             error = capsys.readouterr().err
             assert "[E348]" in error
             assert said in error
+
+
+def test_lines_of_a_statement_that_stay_are_not_in_its_diff(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("model.enable(\n    rng=False,\n    more=1,\n)\nx = 1\n")
+    edit = Edit("*", "keyword", "rng", "True")
+    diff = present(present(finding(tmp_path, "a.py", 1, (edit,)).fix).diff)
+    changed = [line for line in diff.splitlines()[2:] if line[0] in "+-"]
+    assert changed == ["-    rng=False,", "+    rng=True,"]

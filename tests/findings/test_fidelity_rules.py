@@ -132,7 +132,7 @@ def test_the_headline_says_that_training_changes() -> None:
     region = ComparedRegion(
         "norm", "BatchNorm", "reentrant", "", "", calls=1, recomputes=1, states=(state,)
     )
-    assert "The trained model changes, too: RS404." in result(Fidelity((region,))).headline
+    assert "The trained model also changes: RS404." in result(Fidelity((region,))).headline
     assert "trained" not in result(Fidelity()).headline
 
 

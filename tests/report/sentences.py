@@ -291,6 +291,7 @@ CONDITIONS: dict[str, Condition] = {
     "shortest operators are not drawn": lambda r: r.proof is not None,
     "more recomputes are not drawn here": lambda r: r.proof is not None,
     "names them all": lambda r: r.proof is not None,
+    "were recorded under the profiler": lambda r: r.proof is not None,
     "Attention ran {}": lambda r: r.attention is not None,
     # ranks, findings, checks
     "The numbers of this page are from rank": lambda r: len(r.ranks) > 1,
@@ -323,7 +324,6 @@ CONDITIONS: dict[str, Condition] = {
     "of the step to save memory. Do you need that memory": lambda r: (
         r.cost is not None and r.cost.breakdown.recompute > 0
     ),
-    "Read how to save the most time": lambda r: any(f.saving_ms for f in r.findings),
     "If memory runs short, see which layers to checkpoint": lambda r: r.verdict == "none",
     "Add the script's own arguments": lambda r: "target" in r.environment,
     "Put your own script and its arguments": lambda r: r.crash is None,

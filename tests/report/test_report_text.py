@@ -228,7 +228,7 @@ def test_deep_models_take_a_line_a_kind() -> None:
     written = render_text(many(200), color=False)
     assert "model.layers.0-198 (LlamaDecoderLayer): 2.0 recomputes each" in written
     assert "model.layers.199 (LlamaDecoderLayer): 1.0 recomputes\n" in written
-    assert len(written.splitlines()) < 84
+    assert len(written.splitlines()) < 85
 
 
 def test_clean_result_is_calm() -> None:
@@ -353,3 +353,15 @@ def test_a_plan_tells_of_parts(
     assert "\x1b" not in written
     for words in groups:
         assert words in written
+
+
+def test_the_finding_that_saves_most_comes_first() -> None:
+    base = structs.replace(doubled().findings[0], fix=None, saving_ms=None)
+    low, high, saving = (
+        structs.replace(base, code=code, severity=severity, saving_ms=ms)
+        for code, severity, ms in (("RS313", "info", None), ("RS324", "warning", None),
+                                   ("RS322", "info", 2.0))
+    )  # fmt: skip
+    for findings, first in (((low, high), "RS324"), ((low, saving, high), "RS322")):
+        result = structs.replace(full(), findings=findings)
+        assert f"  {first} " in render_answer(result, color=False)

@@ -27,9 +27,9 @@ def headline(result: Result) -> str:
     also = ""
     if sure:
         perhaps = f", and perhaps {', '.join(open_)}" if open_ else ""
-        also = f" The trained model changes, too: {', '.join(sure)}{perhaps}."
+        also = f" The trained model also changes: {', '.join(sure)}{perhaps}."
     elif open_:
-        also = f" The trained model may change, too: {', '.join(open_)}."
+        also = f" The trained model may also change: {', '.join(open_)}."
     return _of_ranks(result, _headline(result)) + also
 
 

@@ -69,14 +69,15 @@ def fix(
     if wanted == "verify":
         return _verify(result, folder, args, yes=yes)
     from recompute_scan.report.render import list_commands
-    from recompute_scan.report.summary import commands_of, with_next_steps
+    from recompute_scan.report.summary import commands_of, lack_sentence, with_next_steps
 
     page = _new_page()
     _show(page, result, verbose=verbose)
     if wanted is None:
         if _say_state(page, result, kept_in, root):
             steps = with_next_steps(result, folder=folder).next_steps
-            list_commands(page, [one for one in steps if one.purpose != "see"])
+            steps = tuple(one for one in steps if one.purpose != "see")
+            list_commands(page, steps, lack_sentence(result, steps))
     elif patch.is_applied(result, kept_in, root):
         page = _new_page()
         page.prose("The fix is already applied; --revert undoes it.", "")
@@ -89,7 +90,8 @@ def fix(
         for one in files:
             page.prose(f"changed {one.name}; --revert undoes it", "")
         again = ("record", "compare")
-        list_commands(page, [one for one in commands_of(result, folder) if one.purpose in again])
+        steps = tuple(one for one in commands_of(result, folder) if one.purpose in again)
+        list_commands(page, steps, lack_sentence(result, steps))
     _print(page)
     return 0
 
@@ -119,8 +121,8 @@ def _show(page: Page, result: Result, *, verbose: bool) -> None:
         raise InputError(
             "E348",
             "This result has no fix that could be applied.",
-            why=advice.reason if advice else "nothing was found that has one",
-            hint=advice.summary if advice else None,
+            why="its advice has no diff" if advice else "nothing was found that has one",
+            hint=f"{advice.summary} {advice.reason or ''}".rstrip() if advice else None,
         )
     for one in chosen:
         page.prose(f"{one.code}: {one.title}", "", bold=True)

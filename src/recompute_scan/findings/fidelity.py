@@ -135,7 +135,8 @@ def describe_operation(operation: Operation) -> str:
     """``aten.bernoulli_ in layers.0.drop (Dropout) at train.py:12``."""
     kind = f" ({operation.module_class})" if operation.module_class else ""
     inside = f" in {operation.module}{kind}" if operation.module else kind
-    return f"{operation.name}{inside}{place(operation.site)}"
+    site = (operation.site or "").rpartition("/site-packages/")[2]
+    return f"{operation.name}{inside}{place(site)}"
 
 
 def name_blocks(regions: Collection[ComparedRegion]) -> tuple[str, ...]:

@@ -140,7 +140,7 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
         detail=detail + saves,
         evidence=(f"{plural(one.operators, 'operator')}{inside}{place(one.line)}", *same, took),
         saving_ms=least or None,
-        saving_pct=100 * one.share * (least / one.ms if least else 1),
+        saving_pct=100 * (least / evidence.cost.step_ms if least and evidence.cost else one.share),
     )
 
 

@@ -476,7 +476,7 @@ class Plan(Struct, frozen=True):
             warmup = self.warmup
         timing = max(timing, min(self.timing, math.ceil(ENOUGH_S / max(step_s, 1e-3))))
         left_s = step_s * max(1, warmup + timing + self.after_timing - made)
-        left = f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"
+        left = f"{max(left_s, 1):.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"
         most = "at most " * (self.least < self.wanted)
         return f"step {made} of {most}{self.wanted}", f"about {left} left"
 

@@ -64,7 +64,7 @@ class Page(Struct):
         head = f"  {label:<{_COLUMN}}"
         plain = f"{head}{value}"
         # the first line is measured without codes, then given them
-        rest = wrap(note, " " * (len(head) + 10), f"{plain:<{len(head) + 9}} ", self.width)
+        rest = wrap(note, " " * (len(head) + 11), f"{plain:<{len(head) + 9}}  ", self.width)
         self.written.append(head + self.style(value, **how) + rest[0][len(plain) :].rstrip())
         self.written += rest[1:]
 

@@ -128,18 +128,17 @@ def cost_bars(result: Result) -> CostBars | None:
 def _after(now: dict[str, float], step_ms: float) -> dict[str, float]:
     """The parts without the redundant recomputes, made to sum to that step.
 
-    What they differ by goes to "other". Where the fix saves more than that holds, the checkpoint's
-    own bookkeeping goes with it, which is in all parts: they are shortened alike, by
+    What stays of their time goes to "other". Where the fix saves more than their time, the
+    checkpoint's own bookkeeping goes with it, which is in all parts: they are shortened alike, by
     :data:`_MOST_SHRUNK` at most. Beyond that they are empty: the step cannot be split.
     """
-    kept = {kind: value for kind, value in now.items() if kind not in ("redundant", "other")}
+    kept = {kind: value for kind, value in now.items() if kind != "redundant"}
     whole = sum(kept.values())
-    rest = step_ms - whole
-    if rest >= 0:
-        return {**kept, "other": rest}
-    if -rest > _MOST_SHRUNK * whole:
+    if step_ms >= whole:
+        return {**kept, "other": kept["other"] + step_ms - whole}
+    if whole - step_ms > _MOST_SHRUNK * whole:
         return {}
-    return {**{kind: value * step_ms / whole for kind, value in kept.items()}, "other": 0.0}
+    return {kind: value * step_ms / whole for kind, value in kept.items()}
 
 
 def _rest(redundant_ms: float, step: StepAfter) -> str:
@@ -196,9 +195,7 @@ def _summary(
         return (
             f"Of a step of {ms(step.now_ms)}, {ms(redundant)} "
             f"({share(redundant / whole) if whole > 0 else share(None)}) are redundant "
-            f"recomputes of work that had been recomputed already; without them a step "
-            f"{'was measured at' if step.measured else 'is predicted to take'} "
-            f"{ms(step.after_ms)}."
+            "recomputes of work that had been recomputed already."
         )
     recomputes = now["recompute"] + redundant
     if recomputes > 0:

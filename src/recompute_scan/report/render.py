@@ -112,7 +112,8 @@ def render_text(
     # The command that an inconclusive trace needs is with the reason, above.
     told = result.verdict == "inconclusive" and result.crash is None
     if result.next_steps and not planned and not told:
-        list_commands(page, result.next_steps)
+        lacks = "" if after is not None else summary.lack_sentence(result, result.next_steps)
+        list_commands(page, result.next_steps, lacks)
     return "\n".join(page.written).rstrip("\n") + "\n"
 
 
@@ -137,10 +138,13 @@ def render_answer(
     if len(commands) == 1 and result.verdict != "inconclusive" and not result.crash:
         page.prose(commands[0].what)
         groups.append(page.taken())
-    _list_labelled(page, [*shown, *map(_labelled, commands)])
-    # If lines are short, the measurement goes before the change.
-    least = -2 if len(commands) > 2 and commands[-1].purpose == "apply" else -1
-    return "\n".join(_fit(groups, page.taken(), len(shown) + 1, least, width)) + "\n"
+    rows = [*shown, *map(_labelled, commands)]
+    # If lines are short, the diff that is shown and the measurement go before the change.
+    least = len(shown) if commands and commands[-1].purpose == "apply" else -1
+    said = _fit(groups, rows, len(shown) + 1, least, width)
+    if after is None and len(said) < MOST_LINES:
+        page.prose(summary.lack_sentence(result, commands))
+    return "\n".join(said + page.taken()) + "\n"
 
 
 def _is_plan(result: Result) -> bool:
@@ -148,19 +152,19 @@ def _is_plan(result: Result) -> bool:
 
 
 def _fit(
-    groups: list[list[str]], commands: list[str], fewest: int, least: int, width: int
+    groups: list[list[str]], rows: list[tuple[str, str]], fewest: int, least: int, width: int
 ) -> list[str]:
-    """Groups of lines and then commands, as many of these as fit, with blank lines if they do;
-    the command at ``least`` is the first to go, and then the last.
+    """Groups of lines and then labelled commands, as many of these as fit, with blank lines if they
+    do; the command at ``least`` goes first.
     """
 
     def taken(lines: Sequence[str]) -> int:
         return sum(-(-max(columns(click.unstyle(line)), 1) // width) for line in lines)
 
     left = MOST_LINES - sum(map(taken, groups))
-    while len(commands) > fewest and taken(commands) > left:
-        commands.pop(least)
-        least = -1
+    while len(rows) > fewest and taken(_lined_up(rows)) > left:
+        rows.pop(least)
+    commands = _lined_up(rows)
     left -= taken(commands)
     lines = [*groups[0]]
     for group in [*groups[1:], commands]:
@@ -171,22 +175,22 @@ def _fit(
     return lines
 
 
-def list_commands(page: Page, commands: Sequence[NextCommand]) -> None:
-    """The commands, a line each behind a word; one alone with its reason."""
+def list_commands(page: Page, commands: Sequence[NextCommand], lacks: str) -> None:
+    """The commands, a line each behind a word; one alone with its reason, all with their lack."""
     page.title("Next")
     if len(commands) == 1 and commands[0].what:
         page.prose(commands[0].what)
-    _list_labelled(page, [_labelled(one) for one in commands])
+    page.written += _lined_up([_labelled(one) for one in commands])
+    page.prose(lacks)
 
 
 def _labelled(one: NextCommand) -> tuple[str, str]:
     return "gradients" if one.purpose == "compare-gradients" else one.purpose, one.text
 
 
-def _list_labelled(page: Page, rows: Sequence[tuple[str, str]]) -> None:
+def _lined_up(rows: Sequence[tuple[str, str]]) -> list[str]:
     wide = max((len(label) for label, _ in rows), default=0)
-    for label, text in rows:
-        page.verbatim(f"{label:<{wide}}  {visible(text, 4096)}", "  ")
+    return [f"  {label:<{wide}}  {visible(text, 4096)}" for label, text in rows]
 
 
 def render_markdown(

@@ -19,7 +19,7 @@ from recompute_scan.files import HOME, is_run
 from recompute_scan.report import words
 from recompute_scan.report.blocks import analysed, of_memory_alone
 from recompute_scan.report.templating import lines
-from recompute_scan.result import MEASURED, Breakdown, Cost, Result
+from recompute_scan.result import MEASURED, Breakdown, Cost, Finding, Result
 from recompute_scan.result.fidelity import is_open
 from recompute_scan.result.patch import fixes
 from recompute_scan.result.recompute import DOUBLED
@@ -172,7 +172,8 @@ def step_sentence(result: Result) -> str:
         planned = any(one.purpose == "plan" for one in result.next_steps)  # which says the share
         tells = result.verdict != "none" and spent > 0 and whole > 0
         tells = tells and not (planned and words.by_checkpoints(result))
-        said += f"; {share(spent / whole)} of it is {note}." if tells else "."
+        part = rounded(100 * spent / max(whole, 1e-9), _is_rough(result, times=True))
+        said += f"; {part} of it is {note}." if tells else "."
     if not step.measured and cost.step_source != "timed":
         said += " The profiler slows these steps down."
     varies = _is_rough(result, times=True) and words.NOT_CERTAIN not in said
@@ -383,6 +384,13 @@ def recorded_into(result: Result, suffix: str = "") -> str:
     return f"{HOME}/{Path(script_of(result) or _OWN).stem}{suffix}"
 
 
+def lack_sentence(result: Result, commands: Sequence[NextCommand]) -> str:
+    """The rest of commands that are made from the result alone; empty if each is whole."""
+    script = script_of(result)
+    lacks = script is not None and any(one.text.endswith(f" {script}") for one in commands)
+    return words.OWN_ARGUMENTS * lacks
+
+
 def fix_is_measurable(result: Result) -> bool:
     """Whether ``--verify`` has a fix to try: one that takes out a checkpoint which costs time."""
     return any(
@@ -457,9 +465,10 @@ def with_next_steps(
 def _purposes(result: Result, *, can_fix: bool) -> list[Purpose]:
     if result.crash is not None:
         return ["explain"]
-    if result.plan is not None or not analysed(result):
+    if result.plan is not None:
         return []
-    if result.verdict == "inconclusive" or _was_too_short(result):
+    known = analysed(result)
+    if known and (result.verdict == "inconclusive" or _was_too_short(result)):
         return ["record"]
     first: list[Purpose] = []
     if gradients_are_open(result):
@@ -468,23 +477,30 @@ def _purposes(result: Result, *, can_fix: bool) -> list[Purpose]:
         first = ["measure"]
     if can_fix and fixes(result):
         return ["see", *first, "apply"]
+    if not known:
+        return first
     if result.verdict == "doubled" or any(one.fix for one in result.findings):
         return [*first, "record", "compare"]
-    return [*first, "explain", "plan"] if _dearest(result) else [*first, "plan"]
+    saves = any(one.saving_ms for one in result.findings)
+    return [*first, "explain", "plan"] if saves else [*first, "plan"]
 
 
-def _dearest(result: Result) -> str | None:
-    """The code of the finding that saves most; ``None`` where none is known to save time."""
-    saving = [(one.saving_ms, one.code) for one in result.findings if one.saving_ms]
-    return max(saving)[1] if saving else None
+def foremost(result: Result) -> Finding | None:
+    """The finding that saves most time; where none is known to, the first of the most severe."""
+    severity = ("info", "warning", "error").index
+    return max(
+        result.findings,
+        key=lambda one: (one.saving_ms or 0.0, severity(one.severity)),
+        default=None,
+    )
 
 
 def _why(result: Result, purpose: Purpose) -> str:
     """The purpose of the command, in a sentence."""
     if purpose == "record" and _was_too_short(result):
-        return "Record fewer steps, which shows the cost too."
-    if purpose == "explain" and result.crash is None:
-        return "Read how to save the most time."
+        return result.warnings[-1] if result.warnings else "Record fewer steps."
+    if purpose == "explain" and result.crash is None and (one := foremost(result)):
+        return f"{one.title}."
     return _buys_memory(result) if purpose == "plan" else _WHAT[purpose]
 
 
@@ -496,8 +512,9 @@ def _was_too_short(result: Result) -> bool:
 def _own_command(result: Result, purpose: Purpose) -> str | None:
     """The command that follows from the result alone, whatever the run was."""
     if purpose == "explain":
-        found = (one.code for one in result.findings if _FINDING.fullmatch(one.code))
-        code = next(found, None) if result.crash is not None else _dearest(result)
+        first = None if result.crash else foremost(result)
+        codes = (one.code for one in ([first] if first else result.findings))
+        code = next(filter(_FINDING.fullmatch, codes), None)
         return f"recompute-scan explain {code}" if code else None
     if purpose == "record" and result.verdict == "inconclusive":
         return how_to_record(result).command
@@ -541,7 +558,7 @@ def _buys_memory(result: Result) -> str:
         return "If memory runs short, see which layers to checkpoint."
     if parts is None or whole <= 0 or not parts.recompute or not words.by_checkpoints(result):
         return _WHAT["plan"]
-    taken = share(parts.recompute / whole)
+    taken = rounded(100 * parts.recompute / whole, _is_rough(result, times=True))
     return f"Recomputes take {taken} of the step to save memory. Do you need that memory?"
 
 

@@ -279,11 +279,12 @@ SHARE_NOTE = (
     Said("spent on recomputes", lambda r: r.cost is not None),
 )
 NOT_CERTAIN = "a saving is not certain"
+OWN_ARGUMENTS = "Add the script's own arguments, if any: the result does not hold them."
 # Notes on the step's time where no fix changes it.
 STEP_NOTE = (
     Said("no saving is predicted", lambda r: r.verdict == "doubled"),
     Said("stays as it is: no recompute is redundant", lambda r: not _can_save(r)),
-    Said("no recompute is redundant; the findings say what can be saved", _can_save),
+    Said("no recompute is redundant; the findings say what can be mended", _can_save),
 )
 # The purpose of the commands under "How to check it".
 CHECKING = (Said("There is nothing to repair.", lambda r: _not_doubled(r) and not _advised(r)),)

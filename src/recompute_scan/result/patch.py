@@ -240,10 +240,13 @@ def changes_diff(changes: Sequence[tuple[str, Source, Sequence[str]]]) -> str:
     new_after: dict[int, Sequence[str]] = {}
     for _, source, new in changes:
         lines = dict(enumerate(source.text.split("\n"), source.first))
-        mine = [number for number in lines if source.begin <= number <= source.end]
+        mine, fresh = [n for n in lines if source.begin <= n <= source.end], list(new)
+        for end in (0, -1):  # lines of the statement that stay as they are
+            while len(mine) > 1 and fresh and lines[mine[end]] == fresh[end]:
+                del mine[end], fresh[end]
         known |= lines
         gone.update(mine)
-        new_after[max(mine, default=max(lines))] = new
+        new_after[max(mine, default=max(lines))] = fresh
     # An absolute path stays as it is; `a/` and `b/` are for paths below the current folder.
     old_name, new_name = (path, path) if path.startswith("/") else (f"a/{path}", f"b/{path}")
     written = [f"--- {patch_name(old_name)}", f"+++ {patch_name(new_name)}"]

@@ -139,6 +139,7 @@ def _first_screen_html(result: Result) -> Mapping[str, Any]:
         "record": how_to_record(result),
         "pair": summary.pair_sentence(result),
         "next": next(iter(result.next_steps), None),
+        "lacks": summary.lack_sentence(result, result.next_steps[:1]),
         "picture": picture(result) if result.crash is None else None,
         "cure": _cure(result),
         "attention": summary.attention_sentence(result),
@@ -189,21 +190,21 @@ def _first_screen_text(page: Page, result: Result) -> None:
 
 # Of the answer on a terminal: lines of 80 columns, and most of each of its parts.
 MOST_LINES = 15
-_MOST_SITES, _MOST_EDITS, _LEAST_BESIDE, _MOST_ALIKE = 3, 3, 16, 40
+_MOST_SITES, _MOST_EDITS, _LEAST_BESIDE, _ALIKE = 3, 3, 16, 20
 _EDIT_COLOUR = {"add": "green", "del": "red"}
 _MORE = "and {} more (-v or the page has them)"
 
 
 def answer_text(page: Page, result: Result) -> list[list[str]]:
     """The answer in groups of lines: verdict and places, the change, other findings."""
-    if result.crash is None and not analysed(result):
-        page.prose(result.headline, "", most=3)
-        return [page.taken()]
     cure = _cure(result)
     groups = []
     if result.crash is not None:
         groups.append(_failure_in_short(page, result))
-    if result.crash is None or result.verdict != "inconclusive":
+    elif not analysed(result):
+        page.prose(result.headline, "", most=3)
+        groups.append(page.taken())
+    if (result.crash is None and analysed(result)) or result.verdict != "inconclusive":
         sure = "" if result.confidence == "high" else f" ({result.confidence} confidence)"
         said = result.headline.removeprefix(DOUBLED_LEAD)
         said = f"Verdict: {result.verdict}{sure}. {said[:1].upper()}{said[1:]}"
@@ -213,23 +214,21 @@ def answer_text(page: Page, result: Result) -> list[list[str]]:
             page.prose(sentence, most=2)
         page.prose(summary.step_sentence(result), most=2)
         groups.append(page.taken())
-    if result.verdict == "inconclusive" and result.crash is None:
+    if result.verdict == "inconclusive" and result.crash is None and analysed(result):
         page.prose(how_to_record(result).why, most=5)
     elif result.crash is None:
         groups.append(_sites_in_short(page, result))
-    # Without a fix, the first finding that would save time, or else the first.
     one = next((one for one in result.findings if cure and one.fix is cure.fix), None)
     if cure is None and result.crash is None:
-        saving = [one for one in result.findings if one.saving_ms is not None]
-        one = next(iter((*saving, *result.findings)), None)
+        one = summary.foremost(result)
     if cure is None and one is not None:
         page.prose(_named(one), most=3)
         page.prose(one.detail, most=4)
     elif cure is not None and one is not None:
         if one.code != DOUBLED:  # which the verdict says
-            page.prose(_named(one), most=1)
+            page.prose(_named(one), most=2 if result.verified is None else 1)
         if one.wrong_gradients:  # by which operator, and where
-            page.prose(one.detail, most=2)
+            page.prose(one.detail, most=1)
         page.prose(f"Fix: {cure.fix.summary}", most=2 if one.wrong_gradients else 3, bold=True)
         edits = [line for line in diff_lines(cure.fix.diff or "") if line.kind in ("add", "del")]
         texts = [line.text[1:].strip() for line in edits]
@@ -237,7 +236,8 @@ def answer_text(page: Page, result: Result) -> list[list[str]]:
         alike = next((place for place, (one, other) in pairs if one != other), 0)
         for line, text in zip(edits[:_MOST_EDITS], texts, strict=False):
             # Of long lines, the part in which they differ.
-            shown = text if alike < _MOST_ALIKE else f"…{text[alike - _MOST_ALIKE // 2 :]}"
+            begin = max(0, min(alike - _ALIKE, max(map(columns, texts)) + 7 - page.width))
+            shown = f"…{text[begin:]}" if begin else text
             page.cut(f"{line.text[0]} {shown}", "    ", fg=_EDIT_COLOUR[line.kind])
         if len(edits) > _MOST_EDITS:
             page.prose(f"and {plural(len(edits) - _MOST_EDITS, 'more line')}", "    ")

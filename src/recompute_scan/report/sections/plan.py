@@ -141,6 +141,8 @@ def _gain(plan: ActivationPlan) -> str:
     faster = 100 * (today.step_ms - then.step_ms) / today.step_ms if today.step_ms > 0 else 0.0
     more = then.peak_bytes - today.peak_bytes
     time = f"{pct(abs(faster))} {'less' if faster >= 0 else 'more'} time per step"
+    if plan.proof.outcome == "unclear":
+        time = "no sure change of the step time"
     memory = (
         f"{size(abs(more))} {'more' if more > 0 else 'less'} memory" if more else "the same memory"
     )
