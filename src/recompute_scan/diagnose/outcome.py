@@ -450,8 +450,8 @@ def crash_of(ends: Sequence[RankEnd]) -> Crash:
     doing = phase(first.stack)
     headline = _headline(first, len(ends), doing) + _gone_before(first, ends)
     traceback = traceback_text(first.errors) if first.errors else None
-    ending = "exited" if first.ending == "exited" else "raised"
-    return Crash(ending, first.rank, headline, doing, ranks, traceback)
+    exited = first.ending == "exited"
+    return Crash("exited" if exited else "raised", first.rank, headline, doing, ranks, traceback)
 
 
 def findings_of(ends: Sequence[RankEnd]) -> tuple[Finding, ...]:
