@@ -125,7 +125,7 @@ def test_what_follows_from_another_ranks_death_is_not_the_cause() -> None:
     [
         ("Segmentation fault (core dumped)", "RS213"),
         ("20%|##  | 11/56 [00:02<00:08]Segmentation fault (core dumped)", "RS213"),
-        ("[1]    4711 segmentation fault (core dumped)  python train.py", "RS213"),
+        ("[1]    4711 floating point exception (core dumped)  python train.py", "RS213"),
         ("Fatal Python error: Segmentation fault", "RS213"),
         ("run.sh: line 12: 4711 Bus error               python train.py", "RS213"),
         ("run.sh: line 12: 4711 Killed                  torchrun train.py", "RS212"),

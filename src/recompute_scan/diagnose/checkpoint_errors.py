@@ -29,16 +29,17 @@ _CALLED = re.compile(
     r"|transformer_engine/pytorch/distributed\.py:checkpoint$"
 )
 _IN_CHECKPOINT = some(_CALLED.pattern)
+_OWN_FUNCTION = r"(?:gradient|activation)_checkpoint\w{0,80}(?:/\w{1,80})?\.py:(?:for|back)ward$"
 # Not what checks a recompute, nor what switches checkpointing on.
 _OWN_CODE = re.compile(
     r"torch/utils/checkpoint\.py:(?:checkpoint(?:_sequential)?|detach_variable|forward|backward)$"
-    r"|-packages/\S{1,300}(?:gradient|activation)_checkpoint\w{0,80}\.py:(?:for|back)ward$"
+    rf"|-packages/\S{{1,300}}{_OWN_FUNCTION}"
     r"|checkpoint\w{0,80}(?:/__init__)?\.py:(?!_?(?:calc|init|is_|patch|prep|reset|set|unp|use))"
     r"\w{0,80}grad(?:ient)?_checkpoint\w{0,80}(?<!able)$"
 )
 _CALLS_BLOCK = re.compile(r"(?:function|fn|func|forward|layer|block|module)\w{0,80}(?:\[\w+\])?\(")
 _DEVICE_MODULES = re.compile(r"torch/(?:cuda/)?__init__\.py:|torch/random\.py:|contextlib\.py:")
-_CHECKPOINTS = re.compile(r"utils/checkpoint\.py:")
+_CHECKPOINTS = re.compile(rf"utils/checkpoint\.py:|{_OWN_FUNCTION}")
 # A stack that ends for want of room holds some 300 of them; nesting on purpose, a handful.
 _DEEP = 20
 
@@ -87,10 +88,10 @@ SILENT = Signature(
     cause="""The reentrant variant connects a block's output to its inputs only. No input needs a
         gradient here, so the block's weights get none, while later layers still train.""",
     fix="""Use the non-reentrant variant: use_reentrant=False. Or give the block an input that needs
-        a gradient; a model of transformers does that after enable_input_require_grads(). Don't
-        checkpoint a block that should stay frozen.""",
+        a gradient (transformers: model.enable_input_require_grads()). Don't checkpoint a block
+        that should stay frozen.""",
     gradients="The fix changes gradients: these weights get theirs and are trained.",
-    versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
+    versions="transformers before 5.0 by default.",
     sources=("huggingface/peft/issues/137", CHECKPOINT_DOCS),
     checked="reproduced",
 )
@@ -108,6 +109,7 @@ WARNED = replace(
         for frozen blocks the warning means nothing. It does not say which case this is.""",
     fix="""Check whether the block's weights change. If they should: use the non-reentrant variant
         (use_reentrant=False), or give the block an input that needs a gradient.""",
+    versions="Not tied to a version.",
     checked="message",
 )
 
@@ -129,25 +131,41 @@ _UNSAID = Signature(
     checked="reproduced",
 )
 
+_CACHE_TAKEN = re.compile(
+    r"[Cc]ach.{1,20}is incompatible with gradient checkpointing.{0,80}?\. Setting "
+)
+_SWITCHED_ON = re.compile(f"{_CACHE_TAKEN.pattern}|{_UNSAID.message.pattern}")
+_NO_GRADIENT = Signature(
+    code="RS104",
+    cause_name="raised",
+    error="RuntimeError",
+    message=re.compile(r"^element 0 of (?:tensors|variables) does not require grad"),
+    nearby=re.compile(re.escape(NO_INPUT_GRAD)),
+    # In evaluation nothing needs a gradient, whatever was warned of before.
+    fits=lambda raised: not evaluates(raised.frames),
+    title="No input of a reentrant checkpoint needs a gradient, so neither does the loss",
+    cause="""The reentrant variant connects a block's output to its inputs only. If no input
+        needs a gradient (frozen embeddings, as with LoRA), neither does the output.""",
+    fix="""Use the non-reentrant variant: use_reentrant=False. Or call
+        model.enable_input_require_grads() before training.""",
+    gradients=NON_REENTRANT,
+    versions="transformers before 5.0 by default.",
+    sources=("huggingface/peft/issues/137", f"{_HF}26334", f"{_HF}42489"),
+    checked="reproduced",
+)
+
 SIGNATURES = (
-    Signature(
-        code="RS104",
-        cause_name="raised",
-        error="RuntimeError",
-        message=re.compile(r"^element 0 of tensors does not require grad"),
-        nearby=re.compile(re.escape(NO_INPUT_GRAD)),
-        # In evaluation nothing needs a gradient, whatever was warned of before.
-        fits=lambda raised: not evaluates(raised.frames),
-        title="No input of a reentrant checkpoint needs a gradient, so neither does the loss",
-        cause="""The reentrant variant connects a block's output to its inputs only. If no input
-            needs a gradient (frozen embeddings, as with LoRA), neither does the output, and the
-            block's weights are not trained.""",
-        fix="""Use the non-reentrant variant: use_reentrant=False. Or call
-            model.enable_input_require_grads() before training.""",
-        gradients=NON_REENTRANT,
-        versions="torch, reentrant checkpoints; transformers before 5.0 by default.",
-        sources=("huggingface/peft/issues/137", f"{_HF}26334", f"{_HF}42489"),
-        checked="reproduced",
+    _NO_GRADIENT,
+    replace(
+        _NO_GRADIENT,
+        cause_name="switched-on",
+        nearby=_SWITCHED_ON,
+        unsure=True,
+        title="Checkpointing is on, and the loss needs no gradient",
+        cause="""If checkpoints are reentrant, their inputs need no gradient (frozen embeddings).
+            Otherwise all weights are frozen.""",
+        versions="Not tied to a version.",
+        checked="message",
     ),
     WARNED,
     Signature(
@@ -164,7 +182,6 @@ SIGNATURES = (
             from 2.1 on. Other libraries' functions have their own arguments.""",
         fix="""If the function is torch's, upgrade torch. If it is a library's own, call torch's
             function instead.""",
-        versions="torch before 1.11, and checkpoint_sequential() before 2.1.",
         sources=("MCG-NJU/MeMOTR/issues/15", f"{_TORCH}62654"),
     ),
     Signature(
@@ -180,7 +197,7 @@ SIGNATURES = (
         cause="The reentrant variant passes only positional arguments on.",
         fix="Use the non-reentrant variant: use_reentrant=False. Positional arguments also work.",
         gradients=NON_REENTRANT,
-        versions="All versions of torch, reentrant checkpoints.",
+        versions="All versions of torch.",
         sources=("huggingface/diffusers/issues/5557", CHECKPOINT_DOCS),
         checked="reproduced",
     ),
@@ -210,7 +227,7 @@ SIGNATURES = (
         cause="""No output of the recompute needs a gradient. The block is frozen and detached from
             its inputs, or returns its tensors inside an object.""",
         fix="Don't checkpoint a frozen block. If the block trains, return tensors in a tuple.",
-        versions="All versions of torch, reentrant checkpoints.",
+        versions="All versions of torch.",
         sources=(CHECKPOINT_DOCS,),
         checked="reproduced",
     ),
@@ -230,7 +247,7 @@ SIGNATURES = (
             variant: pass tensors that need a gradient by position, or upgrade the library. Detach
             tensors that a module keeps between steps.""",
         gradients=NON_REENTRANT,
-        versions="All versions of torch, reentrant checkpoints.",
+        versions="All versions of torch.",
         sources=(
             "huggingface/diffusers/issues/12776",
             "unslothai/unsloth/issues/3592",
@@ -251,7 +268,7 @@ SIGNATURES = (
             use_cache=False. Or use the non-reentrant variant (use_reentrant=False). A newer torch
             raises nothing, but tensors inside other objects get no gradient (RS405).""",
         gradients=NON_REENTRANT,
-        versions="Seen with torch 1.7; torch 2.13 raises nothing.",
+        versions="Seen with torch 1.7.",
         sources=(f"{_HF}6564", "salesforce/BLIP/issues/81"),
     ),
     Signature(
@@ -317,9 +334,6 @@ _UNFIT = re.compile(
     r"^The (?:(?:expanded )?size of |shape of the mask )|^Expected size for first two dimensions of"
 )
 _LENGTH = re.compile(r"[(\[](?:\d{1,18}, ){0,8}(\d{1,18})[)\]]")
-_CACHE_TAKEN = re.compile(
-    r"[Cc]ach.{1,20}is incompatible with gradient checkpointing.{0,80}?\. Setting "
-)
 
 
 def _one_token(raised: Raised) -> bool:
@@ -348,23 +362,23 @@ _UNCACHED = Signature(
     sources=(f"{_HF}36051", "huggingface/trl/issues/2878"),
 )
 
+_SELECTIVE = Signature(
+    code="RS108",
+    cause_name="mutated",
+    message=re.compile(r"Tensor cached during selective activation checkpoint has been mutated"),
+    title="An output that a selective checkpoint keeps was changed in place",
+    cause="""The policy keeps this operator's output, and later code changes it in place, as
+        an adapter's `+=` does.""",
+    fix="Write `out = out + ...`, or keep other operators, such as attention only.",
+    versions="Selective checkpoints, public since torch 2.5.",
+    sources=(CHECKPOINT_DOCS,),
+    checked="reproduced",
+)
+
 CHECKPOINTING_SIGNATURES = (
-    Signature(
-        code="RS108",
-        cause_name="mutated",
-        message=re.compile(
-            r"Tensor cached during selective activation checkpoint has been mutated"
-        ),
-        title="An output that a selective checkpoint keeps was changed in place",
-        cause="""The policy keeps this operator's output, and later code changes it in place, as
-            an adapter's `+=` does.""",
-        fix="Write `out = out + ...`, or keep other operators, such as attention only.",
-        versions="Selective checkpoints, public since torch 2.5.",
-        sources=(CHECKPOINT_DOCS,),
-        checked="reproduced",
-    ),
-    Signature(
-        code="RS108",
+    _SELECTIVE,
+    replace(
+        _SELECTIVE,
         cause_name="second-backward",
         message=re.compile(r"Trying to backward an extra time.{0,400}?selective", re.DOTALL),
         fits=lambda raised: not any("compiled_autograd" in one.site for one in raised.frames),
@@ -372,24 +386,20 @@ CHECKPOINTING_SIGNATURES = (
         cause="""The first backward pass uses up what a selective checkpoint keeps. Compiled
             autograd can also run backward twice.""",
         fix="Add the losses up and call backward once, or drop the policy for that block.",
-        versions="Selective checkpoints, public since torch 2.5.",
         sources=(f"{_TORCH}142862",),
-        checked="reproduced",
     ),
-    Signature(
-        code="RS108",
+    replace(
+        _SELECTIVE,
         cause_name="other-operators",
         message=re.compile(r"encountered during backward,?\s+but not found in\s+storage"),
         title="The recompute of a selective checkpoint ran different operators from the original's",
         cause="""The recompute asked for the output of an operator that the first run never called.
             A router's counter, or a kernel chosen from a cache, can cause this.""",
         fix="Make the block do the same both times, or take that operator out of the policy.",
-        versions="Selective checkpoints, public since torch 2.5.",
         sources=("NVIDIA-NeMo/Automodel/pull/3330",),
-        checked="reproduced",
     ),
-    Signature(
-        code="RS108",
+    replace(
+        _SELECTIVE,
         cause_name="higher-order",
         error="NotImplementedError",
         message=re.compile(r"no rule registered for H.{1,200}?_Cach(?:ing|ed)TorchDispatchMode"),
@@ -399,6 +409,7 @@ CHECKPOINTING_SIGNATURES = (
         fix="Upgrade torch (2.13 supports flex_attention), or drop the policy for that block.",
         versions="Reported in 2024 and 2025.",
         sources=(f"{_TORCH}147879", "pytorch/pytorch/pull/150080"),
+        checked="message",
     ),
     Signature(
         code="RS109",
@@ -481,15 +492,19 @@ CHECKPOINTING_SIGNATURES = (
     Signature(
         code="RS131",
         cause_name="no-function",
-        message=re.compile(r"has no attribute '_gradient_checkpointing_func'"),
+        message=re.compile(r"attribute '_gradient_checkpointing_func'|^'NoneType' .* callable$"),
+        fits=lambda raised: (
+            "attribute" in raised.message
+            or "_gradient_checkpointing_func(" in str([one.source for one in raised.frames[-1:]])
+        ),
         title="A module was to run checkpointed, and has no checkpoint function",
-        cause="""transformers sets the flag gradient_checkpointing and the function together. Here
+        cause="""Libraries set the flag gradient_checkpointing and the function together. Here
             only the flag was set, or code reads them where neither is set.""",
         fix="""Do not set the flag. Call model.gradient_checkpointing_enable() (since transformers
-            5.23: activation_checkpointing_enable()) on the whole, finished model. If a library
-            does it, upgrade the library.""",
-        versions="transformers 4.35 and later; seen with 5.23.",
-        sources=(f"{_HF}30264", f"{_HF}30544"),
+            5.23: activation_checkpointing_enable(); diffusers: enable_gradient_checkpointing()) on
+            the whole, finished model. Or upgrade the library that sets it.""",
+        versions="transformers 4.35 and later (seen with 5.23), diffusers 0.33.",
+        sources=(f"{_HF}30264", f"{_HF}30544", "NVlabs/Sana/issues/170"),
         checked="reproduced",
     ),
     Signature(
@@ -542,11 +557,12 @@ CHECKPOINTING_SIGNATURES = (
             r"|[Tt]orch (?:not compiled with|was compiled without) CUDA|^torch has no module of "
         ),
         where=_asks_device,
-        title="torch's checkpoint function does not work on this device",
-        cause="""A checkpoint needs the device's random state and autocast settings. This
-            torch has none for the device (XLA, MPS, XPU, meta), or fails on CUDA (torch 1.11).""",
+        title="A checkpoint function does not work on this device",
+        cause="""A checkpoint needs the device's random state and autocast settings. This torch has
+            none for the device (XLA, MPS, XPU, meta), or fails on CUDA (torch 1.11), or a
+            library's function names CUDA.""",
         fix="""On XLA call torch_xla.utils.checkpoint.checkpoint; on MPS checkpoint nothing.
-            Elsewhere upgrade: newer torch supports XPU and meta.""",
+            Elsewhere upgrade the library or torch: newer torch supports XPU and meta.""",
         versions="MPS and XLA: not fixed upstream.",
         sources=(f"{_TORCH}127676", f"{_TORCH}128478", "pytorch/xla/issues/5766"),
     ),
@@ -643,7 +659,7 @@ CHECKPOINTING_SIGNATURES = (
             torch.autograd.functional (with use_reentrant=False). vmap alone inside a checkpoint
             needs torch 2.5.""",
         gradients=NON_REENTRANT,
-        versions="All versions of torch; vmap before 2.5.",
+        versions="All versions of torch.",
         sources=(f"{_TORCH}122729", f"{_TORCH}141845"),
         checked="reproduced",
     ),

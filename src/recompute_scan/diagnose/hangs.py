@@ -207,7 +207,7 @@ ALL: tuple[Signature, ...] = (
 
 _WATCHDOG = re.compile(
     r"\[(?:PG (?P<group>[^\[\]]{0,200}?) ?)?Rank (?P<rank>\d{1,18})\].{0,600}?"
-    r"(?:Watchdog caught collective operation timeout: |\bWork )"
+    r"(?:Watchdog caught collective operation timeout: {0,9}|\bWork )"
     r"WorkNCCL\((?P<work>[^)]{0,600}(?:\(ms\)[^)]{0,600})?)"
 )
 _GIVEN_UP = ("Watchdog caught", "timed out in blocking wait")
@@ -266,7 +266,7 @@ class CollectiveReports:
     def __init__(self) -> None:
         self._timeouts: dict[tuple[int, int | None, str | None], Timeout] = {}
         self.dumped: list[Dumped] = []
-        self._groups: dict[tuple[int, int], tuple[str, int]] = {}
+        self._groups: dict[tuple[int, int | None], tuple[str, int]] = {}
         self._held: tuple[int, str] | None = None
 
     @property
@@ -300,10 +300,8 @@ class CollectiveReports:
             self.dumped.append(Dumped(number, text.strip()[:300], mismatch))
 
     def _with_status(self, one: Timeout) -> Timeout:
-        status = self._groups.get((one.rank, one.sequence)) if one.sequence is not None else None
-        if status is None:
-            return one
-        return replace(one, group=one.group or status[0], completed=status[1])
+        group, completed = self._groups.get((one.rank, one.sequence), (None, None))
+        return replace(one, group=one.group or group, completed=completed)
 
     def _watchdog(self, number: int, text: str, rank: int | None) -> bool:
         match = _WATCHDOG.search(text)

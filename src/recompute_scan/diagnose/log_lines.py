@@ -130,8 +130,9 @@ RECOMPILATION = re.compile(
 
 # The programs that start training, but for Python itself.
 _PROGRAMS = "|".join(sorted({rf"\b{re.escape(one.split()[0])}\b" for one in COMMANDS}))
+_NATIVE = "Segmentation fault|Bus error|Illegal instruction|Floating[ -]point exception"
 _FAILED = re.compile(
-    r"failed \(exitcode: (?P<status>-?\d{1,18})\) local_rank: (?P<rank>\d{1,18})"
+    r"failed \(exitcode: (?P<status>-?\d{1,18})\) local_rank: \d{1,18}"
     r"|died with <Signals\.(?P<signal>SIG\w+): \d+>"
     r"|exits with return code = (?P<code>-\d{1,18})"
     r"|ProcessExitedException: process \d+ terminated with signal (?P<spawned>SIG\w+)"
@@ -146,33 +147,34 @@ _FAILED = re.compile(
     r"|slurmstepd: error: .{0,80}[Ee]xceeded .{0,12}memory limit|TERM_MEMLIMIT: job killed"
     r"|PBS: job killed: v?mem)"
     # A shell's status for a signal, as containers hand it on, and Lightning's of a rank it started.
-    r"|[Ee]xit(?:ed)?(?: with)?[ _]?(?:[Cc]ode|[Ss]tatus)[:=\s]{1,9}(?P<exit>13[2579])"
+    r"|[Ee]xit(?:ed)?(?: with)?[ _]?(?:[Cc]ode|[Ss]tatus)[:=\s]{1,9}(?P<exit>13[25679])"
     r"(?=$|\s*[(,;.])"
     r"|terminated with code (?P<child>-\d{1,18})"
     # gdb.
     r"|(?:Program|Thread [^,]{1,80}) (?:terminated with|received) signal "
     r"(?P<gdb>SIG(?:SEGV|BUS|ILL|FPE|KILL))\b"
     # Shells, about their commands and about a line of a script. Then faulthandler.
-    r"|(?P<shell>[Ss]egmentation fault|[Bb]us error|[Ii]llegal instruction) +\(core dumped\)"
-    r"|: line \d{1,9}: +\d{1,9} (?P<job>Killed|Segmentation fault|Bus error|Illegal instruction) "
+    rf"|(?P<shell>(?i:{_NATIVE})) +\(core dumped\)"
+    rf"|: line \d{{1,9}}: +\d{{1,9}} (?P<job>Killed|{_NATIVE}) "
     rf".{{0,200}}?(?:python|\b(?:ba|z)?sh \S|{_PROGRAMS})"
     r"|^[\s*`]*(?P<alone>Killed|Segmentation fault)(?:: \d+)?[\s*`]*$"
-    r"|\bzsh: (?P<zsh>killed|segmentation fault|bus error|illegal hardware instruction) "
+    rf"|\bzsh: (?P<zsh>killed|(?i:{_NATIVE})|illegal hardware instruction) "
     # Windows, in an IDE and alone.
     r"|(?P<windows>finished with exit code -1073741819\b|^Windows fatal exception: access viol)"
-    r"|^Fatal Python error: (?P<python>Segmentation fault|Bus error|Illegal instruction)$"
+    rf"|^Fatal Python error: (?P<python>{_NATIVE})$"
     # srun of a task, mpirun of a rank.
-    r"|srun: error: \S{1,100}: tasks? [\d,\-]{1,100}: (?P<task>Killed|Out Of Memory|Bus error"
-    r"|Segmentation fault|Illegal instruction)\b"
+    r"|srun: error: \S{1,100}: tasks? [\d,\-]{1,100}: "
+    rf"(?P<task>Killed|Out Of Memory|{_NATIVE})\b"
     r"|exited on signal (?P<rank_by>4|7|8|9|11) \("
     # Handlers in native code: UCX's, absl's and glog's (Ray), Open MPI's.
-    r"|Caught signal (?P<caught>4|7|8|11) \("
+    r"|Caught signal (?P<caught_by>4|7|8|11) \("
     r"|\*\*\* (?P<handler>SIG(?:SEGV|BUS|ILL|FPE)) (?:\(@0x\w+\) )?received "
-    r"|^(?:\[[\w.\-]+:\d+\] )?Signal: [A-Z][\w ]{3,30} \((?P<mpi>4|7|8|11)\)$"
+    r"|^(?:\[[\w.\-]+:\d+\] )?Signal: [A-Z][\w ]{3,30} \((?P<mpi_by>4|7|8|11)\)$"
 )
-_SHELL = {"segmentation fault": "SIGSEGV", "bus error": "SIGBUS"}
-_SHELL |= dict.fromkeys(("illegal instruction", "illegal hardware instruction"), "SIGILL")
-_SHELL |= dict.fromkeys(("killed", "out of memory"), "SIGKILL")
+_SIGNAL = {"segmentation fault": "SIGSEGV", "bus error": "SIGBUS", "windows": "SIGSEGV"}
+_SIGNAL |= dict.fromkeys(("floating point exception", "floating-point exception"), "SIGFPE")
+_SIGNAL |= dict.fromkeys(("illegal instruction", "illegal hardware instruction"), "SIGILL")
+_SIGNAL |= dict.fromkeys(("killed", "out of memory", "memory"), "SIGKILL")
 _ROOT = re.compile(r"Root Cause \(first observed failure\)")
 _RANK_FIELD = re.compile(r"^\s*rank\s*:\s*(?P<rank>\d{1,18}) ")
 _STATUS = re.compile(r"^\s*exitcode\s*:\s*(?P<status>-?\d{1,18}) ")
@@ -208,15 +210,13 @@ class Launcher:
             self._summary(number, text)
             return
         if not self._said and (match := _FAILED.search(text)) is not None:
-            status = match["status"] or match["code"] or match["exit"] or match["child"]
-            named = match["signal"] or match["spawned"] or match["ide"]
-            named = "SIGKILL" if match["memory"] else named or match["handler"] or match["gdb"]
-            if (by := match["caught"] or match["mpi"] or match["rank_by"]) is not None:
-                named = _name(-int(by))
-            for group in ("shell", "job", "alone", "zsh", "python", "task"):
-                named = _SHELL[match[group].lower()] if match[group] else named
-            named = "SIGSEGV" if match["windows"] else named
-            self._note(number, text, named or _name(int(status or 0)))
+            # Each alternative has one group, which holds a signal, a status or words.
+            kind = match.lastgroup or ""
+            word = match[kind]
+            name = _SIGNAL.get(kind) or _SIGNAL.get(word.lower()) or word
+            if (status := name.removeprefix("-")).isdigit():
+                name = _name(-int(status) if kind.endswith("_by") else int(name)) or ""
+            self._note(number, text, name or None)
 
     def _summary(self, number: int, text: str) -> None:
         if self.first_rank is None and (match := _RANK_FIELD.match(text)) is not None:

@@ -135,13 +135,9 @@ class _LogReader:
             return
         for line in lines:
             self._number += 1
-            self._read(self._number, line)
-
-    def _read(self, number: int, raw: bytes) -> None:
-        if not self._listens and not is_telling(raw):
-            return
-        for text in printed(raw.decode("utf-8", errors="replace").rstrip("\r\n")):
-            self._take(number, text)
+            if self._listens or is_telling(line):
+                for text in printed(line.decode("utf-8", errors="replace").rstrip("\r\n")):
+                    self._take(self._number, text)
 
     def _take(self, number: int, text: str) -> None:
         if "\x1b" in text:
@@ -242,7 +238,8 @@ class Findings(Struct, frozen=True):
 def diagnose_log(log: Log) -> Findings:
     """The failure that ended the run that wrote this log, and hints."""
     hints = tuple(_hints(log))
-    ordered = sorted(_last(log.failures), key=lambda failure: _order(failure, log.first_rank))
+    early = {None, log.first_rank} if log.first_rank is not None else {e.rank for e in log.failures}
+    ordered = sorted(_last(log.failures), key=lambda one: (one.rank not in early, one.line))
     own = [failure for failure in ordered if not is_consequence(failure.errors)]
     first = next(iter(own or ordered), None)
     found = diagnose(own[0], log.lines) if own else _of_consequences(log, ordered)
@@ -363,11 +360,6 @@ def diagnose(
     return None
 
 
-def _order(failure: Failure, first_rank: int | None) -> tuple[bool, int]:
-    other = first_rank is not None and failure.rank is not None and failure.rank != first_rank
-    return (other, failure.line)
-
-
 def is_consequence(errors: Sequence[Raised]) -> bool:
     """Is this what a rank, or the launcher, says when another rank has failed?"""
     return all(_CONSEQUENCE.search(raised.summary) for raised in errors)
@@ -391,10 +383,8 @@ def _confidence(signature: Signature, raised: Raised, models: Sequence[ModelStat
     parallel = any(model.parallel for model in models)
     if signature.sharded is not None and not parallel and signature.sharded(raised.frames) is None:
         return "low"
-    if not raised.frames:
-        return "medium"
     sure = signature.checked == "reproduced" and not signature.several
-    return "high" if sure else "medium"
+    return "high" if sure and raised.frames else "medium"
 
 
 def _evidence(

@@ -230,6 +230,11 @@ _GROWING_CACHE = replace(
     sources=("Lightning-AI/pytorch-lightning/issues/19267", f"{_HF}34928", f"{_TORCH}155171"),
 )
 
+_LEFT_META = re.compile(
+    rf"{MISMATCH.pattern}|^Tensor on device \S+ is not on the expected device meta"
+    r"|^Cannot copy out of meta tensor"
+)
+
 # Known from messages alone.
 _READ = replace(_MISMATCH, checked="message")
 _OTHER_MISMATCHES = (
@@ -276,31 +281,6 @@ _OTHER_MISMATCHES = (
         versions="Not tied to a version; NeMo leaves the router out by default since 2026.",
         sources=(f"{_TORCH}171355", "pytorch/torchtitan/issues/1117"),
     ),
-)
-
-_ROWS = replace(
-    _READ,
-    cause_name="rows",
-    fits=_rows_differ,
-    unsure=True,
-    title="The recompute had more or fewer rows than the original",
-    cause="""If the block is a mixture of experts, the recompute's router or dispatch handed out
-        tokens anew. HybridEP's dispatch does so even where the router's choice is kept. Without
-        experts, something else chose other rows.""",
-    fix="""With experts, leave the router out of the checkpoint or keep its choice (NeMo:
-        ignore_router_for_ac=True). If rows still differ, leave the dispatch out too. Without
-        experts, run once under torch.utils.checkpoint.set_checkpoint_debug_enabled(True).""",
-    versions="Not tied to a version; HybridEP: reported in August 2026.",
-    sources=("NVIDIA-NeMo/Automodel/pull/3743", "NVIDIA-NeMo/Automodel/pull/2635"),
-)
-
-_LEFT_META = re.compile(
-    rf"{MISMATCH.pattern}|^Tensor on device \S+ is not on the expected device meta"
-    r"|^Cannot copy out of meta tensor"
-)
-
-
-_SHOWN = (
     replace(
         _MISMATCH,
         cause_name="weights-gone",
@@ -344,6 +324,22 @@ _SHOWN = (
         versions="torch 2.5 and later, where cuDNN's kernel may be chosen.",
         sources=("NVIDIA-NeMo/RL/pull/1676",),
     ),
+)
+
+_ROWS = replace(
+    _READ,
+    cause_name="rows",
+    fits=_rows_differ,
+    unsure=True,
+    title="The recompute had more or fewer rows than the original",
+    cause="""If the block is a mixture of experts, the recompute's router or dispatch handed out
+        tokens anew. HybridEP's dispatch does so even where the router's choice is kept. Without
+        experts, something else chose other rows.""",
+    fix="""With experts, leave the router out of the checkpoint or keep its choice (NeMo:
+        ignore_router_for_ac=True). If rows still differ, leave the dispatch out too. Without
+        experts, run once under torch.utils.checkpoint.set_checkpoint_debug_enabled(True).""",
+    versions="Not tied to a version; HybridEP: reported in August 2026.",
+    sources=("NVIDIA-NeMo/Automodel/pull/3743", "NVIDIA-NeMo/Automodel/pull/2635"),
 )
 
 _COUNT = Signature(
@@ -433,7 +429,6 @@ def _compiled(known: Signature, title: str, cause: str, source: str) -> Signatur
 SIGNATURES = (
     _GROWING_CACHE,
     *_OTHER_MISMATCHES,
-    *_SHOWN,
     _recompiled(_MISMATCH),
     _compiled(
         _MISMATCH,

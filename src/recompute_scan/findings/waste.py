@@ -44,9 +44,10 @@ def _kept(rule: Rule, evidence: Evidence, watched: WatchedStep, one: Kept) -> Fi
         "after-backward": (
             f"{much} are alive after the backward pass that read them last",
             "No operator reads them any more, but something refers to them: a reference cycle, "
-            "which only the garbage collector breaks, a list, an attribute or a retained graph. "
-            "Drop the reference before the next step. In an autograd function, save tensors with "
-            "ctx.save_for_backward instead of ctx attributes.",
+            "which only the garbage collector breaks, a list, an attribute, a retained graph or a "
+            "saved-tensor hook that returns its tensor undetached. Drop the reference before the "
+            "next step. In an autograd function, save tensors with ctx.save_for_backward instead "
+            "of ctx attributes.",
         ),
         "never-read": (
             f"{much} are alive during the backward pass, which never reads them",
@@ -121,8 +122,8 @@ def _work(rule: Rule, evidence: Evidence, one: Work) -> Finding:
             "The gradients belong to operators of the code line in the evidence. They are dropped "
             "before an optimizer or any other operator reads them. Set requires_grad_(False) on "
             "that line's weights or inputs for this pass, or name the inputs that need a gradient: "
-            "backward(inputs=...), which reentrant checkpoints refuse. Other gradients stay the "
-            "same.",
+            "backward(inputs=...). First make reentrant checkpoints non-reentrant: their weights "
+            "get no gradient unless an input needs one. Other gradients stay the same.",
         ),
         "unread-recompute": (
             f"Nothing reads the results of {what} in reentrant recomputes",

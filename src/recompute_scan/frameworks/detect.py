@@ -210,8 +210,8 @@ class Signature(Struct, frozen=True, kw_only=True):
             began: Number of the line where its traceback begins; 0 under ``run``.
             rank: The rank that raised it; ``None`` where the log does not say.
         """
-        # A terminal may have broken the lines of the message at a width.
-        texts = (raised.message, raised.message.replace("\n", ""))
+        # A terminal may have broken the message at a width, and a person between words.
+        texts = [raised.message, *(by.join(raised.message.split("\n")) for by in ("", " "))]
         if not _is_called(self.error, raised.name) or not any(map(self.message.search, texts)):
             return None
         frame = line = None
