@@ -231,18 +231,6 @@ class Probe:
         sure = known or not _TURNS_ON.isdisjoint(names)
         own = "" if function is reentrant_function() else function.__name__
 
-        def this_call(applied: Application, place: int) -> CheckpointCall:
-            args = applied.args
-            left = not own and len(args) > 1 and args[1] is False
-            options = [RANDOM_STATE_LEFT] * left
-            behind, frame = args[place + 1 :], sys._getframe(2)
-            known = own, "", applied if own else None
-            # Its own forward runs without autograd; its node knows how it was called.
-            differentiated = bool(applied.node.next_functions)
-            return CheckpointCall(
-                "reentrant", args[place], behind, frame, options, *known, differentiated
-            )
-
         def forward(call: Call, ctx: Any, *args: Any, **kwargs: Any) -> Any:
             # Most of this runs in every step, recorded or not: hence no generators, no copies.
             place: int | None = 0
@@ -257,12 +245,12 @@ class Probe:
                         self._note(function.__name__, sys._getframe(1))
                     if self.comparison.wanted and isinstance(args[place], nn.Module):
                         applied = Application(ctx, args)
-                        with self.comparison.around_module(this_call(applied, place)):
+                        with self.comparison.around_module(_reentrant_call(own, applied, place)):
                             return applied.ended(call(ctx, *args, **kwargs))
                 elif self.comparison.wanted:
                     with self.comparison.preparing():
                         applied = Application(ctx, args)
-                        region = self.comparison.region(this_call(applied, place))
+                        region = self.comparison.region(_reentrant_call(own, applied, place))
                         runs = _Runs()
                         both = self._both_runs(args[place], region, runs)
                         if not known:
@@ -408,6 +396,17 @@ def _below(kind: type) -> Iterator[type]:
     for child in children:
         yield child
         yield from _below(child)
+
+
+def _reentrant_call(own: str, applied: Application, place: int) -> CheckpointCall:
+    """The call of a function that its caller is; ``own`` is the name of one of the script's."""
+    args = applied.args
+    options = [RANDOM_STATE_LEFT] * (not own and len(args) > 1 and args[1] is False)
+    known = own, "", applied if own else None
+    # Its own forward runs without autograd; its node knows how it was called.
+    differentiated = bool(applied.node.next_functions)
+    behind, frame = args[place + 1 :], sys._getframe(2)
+    return CheckpointCall("reentrant", args[place], behind, frame, options, *known, differentiated)
 
 
 def _names(function: object, depth: int) -> Iterator[str]:
