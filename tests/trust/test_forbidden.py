@@ -65,7 +65,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def forbidding(project: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FORBID), str(project)]
     command += [text.replace("PROJECT", str(project)) for text in arguments]
-    env = {**os.environ, "TMPDIR": str(folder)}
+    # Python's own cache of what it imports is no file of the command's.
+    env = {**os.environ, "TMPDIR": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
 
 
