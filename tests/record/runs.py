@@ -149,23 +149,32 @@ def record_target(
         done = run_plain(folder, *command[1:])
         status, out, err = done.returncode, done.stdout, done.stderr
     else:
-        status, out, err = _forked(folder, target, list(args), options)
+        chosen = {"output": str(folder / "out"), **options, "target": target, "args": list(args)}
+        status, out, err = _forked({"script": str(folder / target), "options": chosen})
     lines = err.splitlines(keepends=True)
     told = [line for line in lines if OURS.match(line)]
     stderr = "".join(line for line in lines if line not in told)
     return Recorded(status, out, stderr, folder / "out", "".join(told))
 
 
-def _forked(folder: Path, target: str, args: list[str], options: dict[str, Any]) -> Printed:
+def _forked(job: dict[str, Any], **environment: str) -> Printed:
     with TemporaryDirectory() as place:
         files = {name: f"{place}/{name}" for name in ("out", "err")}
-        chosen = {"output": str(folder / "out"), **options, "target": target, "args": args}
-        job = {"script": str(folder / target), "options": chosen, **files}
+        job = {**job, **files, "environment": {**plain_environment(), **environment}}
         zygote = _zygote()
-        present(zygote.stdin).write(json.dumps({**job, "environment": plain_environment()}) + "\n")
+        present(zygote.stdin).write(json.dumps(job) + "\n")
         present(zygote.stdin).flush()
         status = json.loads(present(zygote.stdout).readline())[0]
         return status, Path(files["out"]).read_text(), Path(files["err"]).read_text()
+
+
+def forked_tool(
+    folder: Path, *words: str | Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The command line as ``tool`` runs it, in a process that has imported torch before."""
+    command = [str(word) for word in words]
+    status, out, err = _forked({"folder": str(folder), "command": command}, **environment)
+    return subprocess.CompletedProcess(command, status, out, err)
 
 
 @cache
