@@ -177,6 +177,12 @@ def forked_tool(
     return subprocess.CompletedProcess(command, status, out, err)
 
 
+def forked_script(folder: Path, target: str) -> subprocess.CompletedProcess[str]:
+    """The script as Python runs it, there."""
+    status, out, err = _forked({"script": str(folder / target), "options": None})
+    return subprocess.CompletedProcess([target], status, out, err)
+
+
 @cache
 def _zygote() -> subprocess.Popen[str]:
     """A process that forks recordings until this one ends."""
