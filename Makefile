@@ -46,7 +46,7 @@ test-all: check ## check, then every test: training processes by the hundred, mo
 	$(PYTEST)
 
 browser: $(VENV)/.has-browser ## The report in a real Chromium (Debian's package, or CHROMIUM=PATH)
-	$(BIN)/python -m pytest tests/browser
+	$(BIN)/python -m pytest --numprocesses 2 tests/browser
 
 # Beside the environment, and without the JupyterLab that it asks for and the bridge does not use.
 HTA := build/hta

@@ -401,7 +401,7 @@ print(loss.item(), choices)
 @pytest.mark.parametrize("explicit", ["", "recompute_scan.step()"])
 def test_a_run_waits_until_the_model_is_fitted(tmp_path: Path, explicit: str) -> None:
     script = write_script(tmp_path, RECORDED.replace("EXPLICIT", explicit))
-    plain = forked_script(tmp_path, script.name)
+    plain = forked_script(script)
     done = record_target(
         tmp_path, "train.py", steps=1, warmup=1, timing_steps=0, fidelity=False, keep_going=True
     )

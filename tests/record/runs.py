@@ -177,10 +177,10 @@ def forked_tool(
     return subprocess.CompletedProcess(command, status, out, err)
 
 
-def forked_script(folder: Path, target: str) -> subprocess.CompletedProcess[str]:
-    """The script as Python runs it, there."""
-    status, out, err = _forked({"script": str(folder / target), "options": None})
-    return subprocess.CompletedProcess([target], status, out, err)
+def forked_script(script: str | Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """The script as Python runs it in its folder, in a process that has imported torch before."""
+    status, out, err = _forked({"script": str(script), "options": None, "args": args})
+    return subprocess.CompletedProcess([script, *args], status, out, err)
 
 
 @cache

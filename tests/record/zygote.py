@@ -123,7 +123,7 @@ if job is not None:
         sys.exit(main())
     elif job["options"] is None:
         gc.unfreeze()  # this module's names are the script's: let its files be closed at the end
-        sys.argv[:] = [name]
+        sys.argv[:] = [name, *job.get("args", ())]
         sys.path[0] = str(Path.cwd())
         __file__ = str(Path.cwd() / name)
         exec(compile(Path(name).read_text(), __file__, "exec", dont_inherit=True))
