@@ -11,7 +11,7 @@ import pytest
 from recompute_scan.cli.run import launcher_in
 from recompute_scan.files import append, write_whole
 from recompute_scan.record.options import beside, prepare, take_place
-from tests.record.runs import LAYERS, plain_environment
+from tests.record.runs import LAYERS, QUICK, forked_tool, plain_environment
 
 TRAINS = (
     LAYERS
@@ -154,7 +154,8 @@ def run(
 def test_a_folder_of_any_name_gets_its_trace(name: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
     (tmp_path / name).mkdir()
-    assert run(tmp_path, "-o", str(tmp_path / name), "train.py").returncode == 0
+    out = ("-o", tmp_path / name)
+    assert forked_tool(tmp_path, "run", *QUICK, *out, "train.py").returncode == 0
     assert "trace-rank0.json.gz" in names_in(tmp_path / name)
 
 
