@@ -139,12 +139,8 @@ def test_the_action_installs_its_own_checkout(tmp_path: Path) -> None:
 
 
 RUNNERS: list[dict[str, str | None]] = [
-    {"GITHUB_STEP_SUMMARY": "/nowhere/summary.md"},
     {"GITHUB_STEP_SUMMARY": None, "GITHUB_OUTPUT": None},
-    {"GITHUB_STEP_SUMMARY": None},
-    {"GITHUB_STEP_SUMMARY": ""},
-    {"GITHUB_STEP_SUMMARY": "/"},
-    {"GITHUB_STEP_SUMMARY": "-n"},
+    *({"GITHUB_STEP_SUMMARY": name} for name in ("/nowhere/summary.md", None, "", "/", "-n")),
 ]
 
 
