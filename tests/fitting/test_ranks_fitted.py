@@ -14,12 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 import recompute_scan
 from tests.fitting.models import LIMIT, WORDS, Net, loss_of
 
-# Fitted before it is distributed, or after.
-WAYS = [
-    pytest.param(ways, marks=marks)
-    for ways, marks in (("ddp,fsdp2-after", ()), ("ddp-after,fsdp2", pytest.mark.slow))
-]
-
 
 def training(way: str, *, fit: bool) -> tuple[Net, list[float]]:
     torch.manual_seed(0)
@@ -68,7 +62,10 @@ def main() -> None:
     print("all alike")
 
 
-@pytest.mark.parametrize("ways", WAYS)
+# Each wrapper around a fitted model, and inside one.
+@pytest.mark.parametrize(
+    "ways", ["ddp,fsdp2-after", pytest.param("ddp-after,fsdp2", marks=pytest.mark.slow)]
+)
 def test_two_ranks_have_one_arrangement(ways: str) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     module = ["--local-addr=127.0.0.1", "--nproc-per-node=2", "-m", f"tests.fitting.{NAME}"]
