@@ -17,9 +17,13 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.can-run
 DEV := $(VENV)/.can-test
 
+# Of 17,000 modules most are never imported: Python compiles those that are, once.
+PIP := $(BIN)/python -m pip install --quiet --no-compile
+INSTALL := $(PIP) --constraint constraints.txt
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all check fix docs browser hta trackers gpu release-check house venv clean
+.PHONY: help demo test quick test-all check fix docs browser hta trackers gpu release-check house extras venv clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,22 +36,23 @@ demo: $(RUN) ## Find the doubled checkpointing in an example, predict what the f
 
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-test: check ## check, then all quick tests and a sample of the slow ones
+test: check quick ## check, then all quick tests and a sample of the slow ones
+
+quick: $(DEV)
 	$(PYTEST) -m "not slow or sample"
 
 test-all: export RECOMPUTE_SCAN_THOROUGH := 1
 test-all: check ## check, then every test: training processes by the hundred, most of an hour
 	$(PYTEST)
 
-browser: $(DEV) ## The report in a real Chromium (Debian's package, or CHROMIUM=PATH)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group browser
-	$(BIN)/python -m pytest tests/browser
+browser: $(VENV)/.has-browser ## The report in a real Chromium (Debian's package, or CHROMIUM=PATH)
+	$(BIN)/python -m pytest --numprocesses 2 tests/browser
 
 # Beside the environment, and without the JupyterLab that it asks for and the bridge does not use.
 HTA := build/hta
 
 hta: $(DEV) ## The bridge to Holistic Trace Analysis
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(HTA) traceinsight==0.6.1
+	$(PIP) --no-deps --upgrade --target $(HTA) traceinsight==0.6.1
 	PYTHONPATH=$(HTA) $(BIN)/python -m pytest tests/hta
 
 # Beside the environment, whose packages it sees and does not change.
@@ -64,8 +69,7 @@ GPU := build/gpu
 gpu: $(DEV) ## On a machine with a GPU: every kind of answer beside its truth, kept in build/gpu
 	$(BIN)/python -m benchmarks gpu --keep $(GPU)
 
-docs: $(DEV) ## The documentation as a site in build/docs; a warning is an error
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group docs
+docs: $(VENV)/.has-docs ## The documentation as a site in build/docs; a warning is an error
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going docs build/docs
 
 check: $(DEV) ## Formatting, lint, types and import rules; changes nothing
@@ -82,8 +86,7 @@ fix: $(DEV) ## Format, repair what lint can repair, write the generated pages
 house: $(DEV) ## How the source is built: sizes, names and imports, against the budget
 	$(BIN)/python -m tests.house
 
-release-check: $(DEV) ## Build sdist and wheel, look into them, install and run the README
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group release
+release-check: $(VENV)/.has-release ## Build sdist and wheel, look into them, install and run the README
 	$(BIN)/python -m tests.release_check
 
 venv: $(DEV) ## The virtual environment, with the tools for tests; then `.venv/bin/python -m benchmarks`
@@ -96,11 +99,17 @@ $(RUN): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	    { echo "Python 3.10 or newer is needed: make PYTHON=python3.12 …"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[torch,examples]'
+	$(INSTALL) --upgrade pip
+	$(INSTALL) torch
+	$(INSTALL) --editable '.[torch,examples]'
 	touch $@
 
 $(DEV): $(RUN)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group test --group check
+	$(INSTALL) --group test --group check
+	touch $@
+
+extras: $(foreach group,browser docs release,$(VENV)/.has-$(group))
+
+$(VENV)/.has-%: $(DEV)
+	$(INSTALL) --group $*
 	touch $@

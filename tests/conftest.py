@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         missing = sorted(wanted - {item.nodeid for item in found})
         raise pytest.UsageError(f"SAMPLE in tests/conftest.py: no such test: {missing}")
     # Files that train in processes of their own come first: at the end, no worker is left alone
-    # with one of them. So do those that look through all objects, while there are few.
+    # with one of them. So do those that look through all modules and classes, while there are few.
     first = {item.path for item in found}
     first |= {item.path for item in items if hasattr(getattr(item, "module", None), "left_behind")}
     items.sort(key=lambda item: item.path not in first)

@@ -26,6 +26,7 @@ from recompute_scan.events import (
     event_schema,
     read_event,
 )
+from tests.record.runs import Ran
 
 _WRITTEN = json.loads((Path(__file__).parents[1] / "docs" / "schemas" / "event.json").read_text())
 _SCHEMA = jsonschema.Draft202012Validator(_WRITTEN)
@@ -57,9 +58,7 @@ def events_in(text: bytes) -> list[AnyEvent]:
     return [read_event(line) for line in text.splitlines()]
 
 
-def started(
-    folder: Path, *words: str, pass_fds: tuple[int, ...] = ()
-) -> subprocess.CompletedProcess[str]:
+def started(folder: Path, *words: str, pass_fds: tuple[int, ...] = ()) -> Ran:
     (folder / "train.py").write_text(SCRIPT)
     return subprocess.run(
         [sys.executable, *words],

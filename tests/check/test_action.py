@@ -138,19 +138,22 @@ def test_the_action_installs_its_own_checkout(tmp_path: Path) -> None:
     assert f"-m pip install --quiet {ROOT}\n" in printed
 
 
+RUNNERS: list[dict[str, str | None]] = [
+    {"GITHUB_STEP_SUMMARY": None, "GITHUB_OUTPUT": None},
+    *({"GITHUB_STEP_SUMMARY": name} for name in ("/nowhere/summary.md", None, "", "/", "-n")),
+]
+
+
+# A trace that passes shows of the others what one that is refused shows of them.
 @pytest.mark.parametrize(
-    "runner",
+    ("trace", "runner"),
     [
-        {"GITHUB_STEP_SUMMARY": None},
-        {"GITHUB_STEP_SUMMARY": ""},
-        {"GITHUB_STEP_SUMMARY": "/nowhere/summary.md"},
-        {"GITHUB_STEP_SUMMARY": "/"},
-        {"GITHUB_STEP_SUMMARY": "-n"},
-        {"GITHUB_STEP_SUMMARY": None, "GITHUB_OUTPUT": None},
+        *((DOUBLED, runner) for runner in RUNNERS),
+        *((REPAIRED, runner) for runner in RUNNERS[:2]),
+        *(pytest.param(REPAIRED, runner, marks=pytest.mark.slow) for runner in RUNNERS[2:]),
     ],
-    ids=str,
+    ids=lambda value: Path(value).name if isinstance(value, str) else str(value),
 )
-@pytest.mark.parametrize("trace", [REPAIRED, DOUBLED], ids=["repaired", "doubled"])
 def test_a_runner_without_a_summary_changes_no_outcome(
     runner: dict[str, str | None], trace: str, tmp_path: Path
 ) -> None:

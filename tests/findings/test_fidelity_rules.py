@@ -114,25 +114,20 @@ def test_what_was_not_compared_is_not_called_clean() -> None:
     assert reason == "Compiled."
 
 
+_NORM = ComparedRegion("norm", "BatchNorm", "reentrant", "", "", calls=1, recomputes=1)
+_UPDATED = replace(_NORM, states=(KeptState("norm.running_mean", True, "0", "1", "2"),))
+
+
 def test_check_refuses_wrong_gradients_and_says_where_they_were_not_looked_for() -> None:
     policy = Policy(doubled=False, wrong_gradients=True)
-    state = KeptState("norm.running_mean", True, "0", "1", "2")
-    region = ComparedRegion(
-        "norm", "BatchNorm", "reentrant", "", "", calls=1, recomputes=1, states=(state,)
-    )
-    assert judge(result(Fidelity((region,))), policy).status == 1
-    clean = ComparedRegion("norm", "BatchNorm", "reentrant", "", "", calls=1, recomputes=1)
-    assert judge(result(Fidelity((clean,))), policy).status == 0
+    assert judge(result(Fidelity((_UPDATED,))), policy).status == 1
+    assert judge(result(Fidelity((_NORM,))), policy).status == 0
     assert judge(result(None), policy).status == 4
-    assert judge(result(Fidelity((region,))), Policy()).status == 0
+    assert judge(result(Fidelity((_UPDATED,))), Policy()).status == 0
 
 
 def test_the_headline_says_that_training_changes() -> None:
-    state = KeptState("norm.running_mean", True, "0", "1", "2")
-    region = ComparedRegion(
-        "norm", "BatchNorm", "reentrant", "", "", calls=1, recomputes=1, states=(state,)
-    )
-    assert "The trained model also changes: RS404." in result(Fidelity((region,))).headline
+    assert "The trained model also changes: RS404." in result(Fidelity((_UPDATED,))).headline
     assert "trained" not in result(Fidelity()).headline
 
 

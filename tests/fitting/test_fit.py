@@ -24,7 +24,7 @@ from tests.fitting.models import LIMIT, WORDS, Net, alike, loss_of, train
 from tests.plan.oracle import Saved
 from tests.present import present
 from tests.record.residue import left_behind
-from tests.record.runs import record_target, run_plain, write_script
+from tests.record.runs import forked_script, record_target, write_script
 
 KINDS = """plain, recurrent, dropout, batch, batch dropout averaged, counts, average, spectral,
 random, aux, list, tuple, dropout keyword, tied, shared, in place, dropout accumulated, dropout
@@ -414,7 +414,7 @@ print(loss.item(), choices)
 @pytest.mark.parametrize("explicit", ["", "recompute_scan.step()"])
 def test_a_run_waits_until_the_model_is_fitted(tmp_path: Path, explicit: str) -> None:
     script = write_script(tmp_path, RECORDED.replace("EXPLICIT", explicit))
-    plain = run_plain(tmp_path, str(script))
+    plain = forked_script(script)
     done = record_target(
         tmp_path, "train.py", steps=1, warmup=1, timing_steps=0, fidelity=False, keep_going=True
     )

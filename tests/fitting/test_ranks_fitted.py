@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from benchmarks._frame import fresh
@@ -12,8 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import recompute_scan
 from tests.fitting.models import LIMIT, WORDS, Net, loss_of
-
-WAYS = ("ddp", "ddp-after", "fsdp2", "fsdp2-after")
 
 
 def training(way: str, *, fit: bool) -> tuple[Net, list[float]]:
@@ -45,9 +44,8 @@ def training(way: str, *, fit: bool) -> tuple[Net, list[float]]:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    plain = {way: training(way, fit=False)[1] for way in ("ddp", "fsdp2")}
-    for way in WAYS:
-        losses = plain[way.removesuffix("-after")]
+    for way in sys.argv[1].split(","):
+        losses = training(way, fit=False)[1]
         model, found = training(way, fit=True)
         control = recompute_scan.fitted(model)
         assert control is not None
@@ -64,10 +62,14 @@ def main() -> None:
     print("all alike")
 
 
-def test_two_ranks_have_one_arrangement() -> None:
+# Each wrapper around a fitted model, and inside one.
+@pytest.mark.parametrize(
+    "ways", ["ddp,fsdp2-after", pytest.param("ddp-after,fsdp2", marks=pytest.mark.slow)]
+)
+def test_two_ranks_have_one_arrangement(ways: str) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     module = ["--local-addr=127.0.0.1", "--nproc-per-node=2", "-m", f"tests.fitting.{NAME}"]
-    done = fresh([*launcher, *module], timeout_s=120)
+    done = fresh([*launcher, *module, ways], timeout_s=120)
     assert done.output.count("all alike") == 2, done.output
 
 

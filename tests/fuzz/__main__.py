@@ -129,6 +129,7 @@ def fuzz(
     pool = list(_SEEDS[target]())
     words = {outcome(target, data) for data in pool}
     # What was imported stays: looking through it for garbage is no part of reading an input.
+    thaws = not gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     tally = Tally(0, 0.0, 0.0, 0, 0.0, len(words), [])
@@ -157,7 +158,8 @@ def fuzz(
             pool.append(data)
         tally.busy_s, tally.endings = time.process_time() - busy, len(words)
     tally.grown_mb = max(0, peak() - at_first) / 2**20
-    gc.unfreeze()
+    if thaws:
+        gc.unfreeze()
     return tally
 
 

@@ -1,14 +1,13 @@
 """How real scripts are judged: the counter, and what it takes for equal and for right."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.real.judging import agrees, last_line, same_losses
 from tests.real.rows import COUNTER, ROWS, SOURCES, Row, put
+from tests.record.runs import forked_script
 
 TRAINING = """
 import sys, torch
@@ -38,7 +37,8 @@ def test_the_counter(tmp_path: Path, depth: int) -> None:
     """Three of four layers run once more in each backward pass for each level of checkpoints."""
     script, out = tmp_path / "train.py", tmp_path / "counts.json"
     script.write_text(TRAINING)
-    subprocess.run([sys.executable, COUNTER, str(out), str(script), str(depth)], check=True)
+    ran = forked_script(COUNTER, str(out), str(script), str(depth))
+    assert ran.returncode == 0, ran.stderr
     counted = json.loads(out.read_text())
     assert counted["modules"] == 4
     assert counted["most"] == depth
@@ -77,7 +77,8 @@ for _ in range(3):
 def test_the_counter_sees_an_autograd_function_that_recomputes(tmp_path: Path) -> None:
     script, out = tmp_path / "train.py", tmp_path / "counts.json"
     script.write_text(OWN_FUNCTION)
-    subprocess.run([sys.executable, COUNTER, str(out), str(script)], check=True)
+    ran = forked_script(COUNTER, str(out), str(script))
+    assert ran.returncode == 0, ran.stderr
     counted = json.loads(out.read_text())
     assert (counted["modules"], counted["most"], counted["share"]) == (4, 1, 0.75)
 

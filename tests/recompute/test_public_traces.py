@@ -68,16 +68,21 @@ def test_57_convolutions_and_batch_norms_run_again(checkpointed: RecomputeFacts)
     assert forward.count("aten::conv2d") == forward.count("aten::batch_norm") == 60
 
 
+def of_recomputes(facts: RecomputeFacts) -> tuple[np.ndarray, np.ndarray]:
+    """The outermost operator that launched each kernel, -1 without one; which a recompute ran."""
+    again = np.concatenate([recompute.again for recompute in facts.alignment.recomputes])
+    launch = facts.kernels.launch
+    top = np.where(launch >= 0, facts.structure.top[launch], -1)
+    return top, np.isin(top, again)
+
+
 def test_kernels_of_the_recomputes(checkpointed: RecomputeFacts) -> None:
     """Linked by correlation: the GPU runs 38 ms behind its host here, so times would mislead."""
     kernels, trace = checkpointed.kernels, checkpointed.trace
-    again = np.concatenate([recompute.again for recompute in checkpointed.alignment.recomputes])
-    launched = kernels.launch >= 0
-    top = np.where(launched, checkpointed.structure.top[kernels.launch], -1)
-    mine = np.isin(top, again)
+    _, mine = of_recomputes(checkpointed)
     assert int(mine.sum()) == 615
     assert float((kernels.end - kernels.start)[mine].sum()) / 1000 == pytest.approx(4210.0, abs=0.5)
-    lost = kernels.event[~launched]
+    lost = kernels.event[kernels.launch < 0]
     assert int((trace.kind[lost] == Kind.KERNEL).sum()) == 757
     assert int((trace.kind[kernels.event] == Kind.KERNEL).sum()) == 2995
 
@@ -89,10 +94,7 @@ def test_arrows_miss_what_the_recomputes_fill(checkpointed: RecomputeFacts) -> N
     ends = [{e["id"] for e in arrows if e["ph"] == ph} for ph in "sf"]
     joined = np.array(sorted(ends[0] & ends[1]))
     calls, kernels, trace = checkpointed.calls, checkpointed.kernels, checkpointed.trace
-    again = np.concatenate([recompute.again for recompute in checkpointed.alignment.recomputes])
-    launched = kernels.launch >= 0
-    top = np.where(launched, checkpointed.structure.top[kernels.launch], -1)
-    mine = np.isin(top, again)
+    top, mine = of_recomputes(checkpointed)
     reached = mine & np.isin(trace.correlation[kernels.event], joined)
     times = kernels.end - kernels.start
     assert int(reached.sum()) == 591

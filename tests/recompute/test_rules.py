@@ -17,23 +17,10 @@ from recompute_scan.trace.calls import nest
 from tests.cases.case import record
 from tests.cases.equal import EQUAL
 from tests.cases.recorded import BY_NAME, recorded
+from tests.cost.test_own_copies import Notes
 
 ROOT = Path(__file__).parents[2]
 WIDTH, STEPS = 16, 2
-
-
-class Block(nn.Module):
-    """Keeps its input for itself, outside of autograd."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.seen: Tensor | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.seen = x.clone()
-        return x + torch.tanh(self.linear(x))
 
 
 def notes(blocks: nn.ModuleList, x: Tensor) -> None:
@@ -80,7 +67,7 @@ def trace_of(case: str, folder: Path) -> Path:
     if case not in SCRIPTS:
         return ROOT / "traces" / case / "trace-rank0.json.gz"
     torch.manual_seed(0)
-    blocks = nn.ModuleList([Block(), Block(), Block()])
+    blocks = nn.ModuleList([Notes(WIDTH), Notes(WIDTH), Notes(WIDTH)])
     sgd = torch.optim.SGD(blocks.parameters(), 0.01)
     path = folder / "trace.json"
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:

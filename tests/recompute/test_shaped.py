@@ -6,6 +6,7 @@ import torch
 from tests.cases import device
 from tests.cases.groups import GROUPS
 from tests.cases.shaped import SHAPES
+from tests.effort import some
 from tests.recompute.test_device_thread import run
 
 pytestmark = pytest.mark.skipif(
@@ -21,8 +22,8 @@ def rows(output: str) -> dict[str, list[str]]:
     return {line[0]: line[3:] for line in lines if line and line[0] in names}
 
 
-BESIDE = ["int8_round_buffered", "two_gradients_round_n"]
-WITHOUT_ATTENTION = ["kinds_first_n", "kinds_rolled_out_n", "kinds_recommender_n"]
+BESIDE = some(["int8_round_buffered", "two_gradients_round_n"], 2)
+WITHOUT_ATTENTION = some(["kinds_first_n", "kinds_rolled_out_n", "kinds_recommender_n"], 2)
 # In one process: its imports take most of the time of a few cases.
 COMMANDS = (
     ["r_in_n"],

@@ -4,7 +4,6 @@ Knows nothing of what recording replaces: it walks every module and class of the
 """
 
 import functools
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,13 +58,21 @@ def _attributes() -> Iterator[tuple[int, str, Any]]:
         if type(module) is ModuleType and not _is_mine(module.__name__):
             for name, value in list(vars(module).items()):
                 yield id(module), f"{module.__name__}.{name}", value
-    gc.unfreeze()  # what is frozen is not listed
-    # type(), because isinstance() asks proxies for their __class__, and may run anything.
-    for kind in [item for item in gc.get_objects() if issubclass(type(item), type)]:
+    for kind in _classes():
         home = vars(kind).get("__module__")
         if isinstance(home, str) and not _is_mine(home):
             for name, value in list(vars(kind).items()):
                 yield id(kind), f"{home}.{kind.__qualname__}.{name}", value
+
+
+def _classes() -> list[type]:
+    """Every class of the process, without a question to one that could answer by its own code."""
+    found, waiting = {id(object): object}, [object]
+    while waiting:
+        fresh = {id(kind): kind for kind in type.__subclasses__(waiting.pop())}
+        waiting += [kind for number, kind in fresh.items() if number not in found]
+        found |= fresh
+    return list(found.values())
 
 
 def _is_mine(module: str) -> bool:

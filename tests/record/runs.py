@@ -28,7 +28,7 @@ QUICK = ("--steps", "1", "--warmup", "1", "--timing-steps", "1")
 OURS = re.compile(r"recompute-scan: (step \d+ of |\d\d:\d\d:\d\d step |stopped the script after)")
 DRIVER = Path(__file__).with_name("driver.py")
 ZYGOTE = DRIVER.with_name("zygote.py")
-Printed = tuple[int, str, str]
+Ran = subprocess.CompletedProcess[str]
 TORCHRUN = (
     sys.executable,
     *("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"),
@@ -147,25 +147,35 @@ def record_target(
     if launcher:
         command = recording_command(folder, target, *args, launcher=launcher, **options)
         done = run_plain(folder, *command[1:])
-        status, out, err = done.returncode, done.stdout, done.stderr
     else:
-        status, out, err = _forked(folder, target, list(args), options)
-    lines = err.splitlines(keepends=True)
+        chosen = {"output": str(folder / "out"), **options, "target": target, "args": list(args)}
+        done = _forked({"script": str(folder / target), "options": chosen})
+    lines = done.stderr.splitlines(keepends=True)
     told = [line for line in lines if OURS.match(line)]
     stderr = "".join(line for line in lines if line not in told)
-    return Recorded(status, out, stderr, folder / "out", "".join(told))
+    return Recorded(done.returncode, done.stdout, stderr, folder / "out", "".join(told))
 
 
-def _forked(folder: Path, target: str, args: list[str], options: dict[str, Any]) -> Printed:
+def _forked(job: dict[str, Any], **environment: str) -> Ran:
     with TemporaryDirectory() as place:
         files = {name: f"{place}/{name}" for name in ("out", "err")}
-        chosen = {"output": str(folder / "out"), **options, "target": target, "args": args}
-        job = {"script": str(folder / target), "options": chosen, **files}
+        job = {**job, **files, "environment": {**plain_environment(), **environment}}
         zygote = _zygote()
-        present(zygote.stdin).write(json.dumps({**job, "environment": plain_environment()}) + "\n")
+        present(zygote.stdin).write(json.dumps(job) + "\n")
         present(zygote.stdin).flush()
         status = json.loads(present(zygote.stdout).readline())[0]
-        return status, Path(files["out"]).read_text(), Path(files["err"]).read_text()
+        out, err = (Path(file).read_text() for file in files.values())
+        return subprocess.CompletedProcess([], status, out, err)
+
+
+def forked_tool(folder: Path, *words: str | Path, **environment: str) -> Ran:
+    """The command line as ``tool`` runs it, in a process that has imported torch before."""
+    return _forked({"folder": str(folder), "command": [*map(str, words)]}, **environment)
+
+
+def forked_script(script: str | Path, *args: str) -> Ran:
+    """The script as Python runs it in its folder, in a process that has imported torch before."""
+    return _forked({"script": str(script), "options": None, "args": args})
 
 
 @cache
@@ -191,16 +201,12 @@ def recording_command(
     return [*python, str(DRIVER), json.dumps(chosen)]
 
 
-def run_plain(
-    folder: Path, *command: str | Path, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def run_plain(folder: Path, *command: str | Path, **environment: str) -> Ran:
     """Python in this folder, with these variables besides."""
     return run_within(500, folder, *command, **environment)
 
 
-def run_within(
-    timeout_s: float, folder: Path, *command: str | Path, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def run_within(timeout_s: float, folder: Path, *command: str | Path, **environment: str) -> Ran:
     """The same with another limit than that of most."""
     return subprocess.run(
         [sys.executable, *command],
@@ -212,7 +218,7 @@ def run_within(
     )
 
 
-def tool(folder: Path, *words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def tool(folder: Path, *words: str | Path, **environment: str) -> Ran:
     """The command line in this folder, with these variables besides."""
     return run_plain(folder, "-m", "recompute_scan", *words, **environment)
 

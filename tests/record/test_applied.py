@@ -9,7 +9,7 @@ import pytest
 
 from recompute_scan.result import Result, from_json
 from tests.present import present
-from tests.record.runs import tool
+from tests.record.runs import forked_tool
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,7 @@ SMALL = ("--steps", "12", "--batch-size", "2", "--sequence-length", "32")
 def scanned(folder: Path, script: str, *args: str) -> tuple[Result, list[str]]:
     """The result of a whole run, and the losses that the script printed."""
     options = ["--steps", "2", "--warmup", "2", "--timing-steps", "2", "--keep-going", "-o", "out"]
-    done = tool(folder, "run", *options, script, *args)
+    done = forked_tool(folder, "run", *options, script, *args)
     assert done.returncode == 0, done.stderr
     losses = [line for line in done.stdout.splitlines() if line.startswith("step ")]
     return from_json((folder / "out" / "result.json").read_text()), losses
@@ -114,7 +114,7 @@ def test_the_diff_changes_the_verdict_and_not_the_losses(
     (finding,) = [finding for finding in before.findings if finding.code == "RS001"]
     assert present(finding.fix).diff is not None
     subprocess.run(["git", "apply", "--check", "out/fix.patch"], cwd=tmp_path, check=True)
-    assert tool(tmp_path, "fix", "out", "--apply", "--yes").returncode == 0
+    assert forked_tool(tmp_path, "fix", "out", "--apply", "--yes").returncode == 0
     after, losses_after = scanned(tmp_path, name, *args)
     assert not (tmp_path / "out" / "fix.patch").exists()
     assert (after.verdict, after.recompute_per_backward) == ("full", 1.0)
@@ -122,7 +122,7 @@ def test_the_diff_changes_the_verdict_and_not_the_losses(
     assert len(losses_before) > 2
     assert all("0x1." in line for line in losses_before)
     assert losses_after == losses_before
-    assert tool(tmp_path, "fix", "out", "--revert").returncode == 0
+    assert forked_tool(tmp_path, "fix", "out", "--revert").returncode == 0
     assert (tmp_path / name).read_text() == exact
 
 
@@ -163,9 +163,9 @@ def test_the_script_itself_counts_one_recompute_after_the_fix(tmp_path: Path, en
     assert twice == 2
     before, _ = scanned(tmp_path, "train.py")
     assert before.verdict == "doubled"
-    assert tool(tmp_path, "fix", "out", "--apply", "--yes").returncode == 0
+    assert forked_tool(tmp_path, "fix", "out", "--apply", "--yes").returncode == 0
     assert counted() == (1, losses)
     after, _ = scanned(tmp_path, "train.py")
     assert (after.verdict, after.recompute_per_backward) == ("full", 1.0)
-    assert tool(tmp_path, "fix", "out", "--revert").returncode == 0
+    assert forked_tool(tmp_path, "fix", "out", "--revert").returncode == 0
     assert (tmp_path / "train.py").read_bytes() == text.encode()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.record.runs import QUICK, chosen_names, run_jobs, tool
+from tests.record.runs import QUICK, chosen_names, forked_tool, run_jobs
 
 BEGIN = """\
 import atexit, faulthandler, multiprocessing, os, queue, signal, sys, threading, time
@@ -106,8 +106,7 @@ def test_an_abrupt_end_has_its_status_and_a_report(name: str, tmp_path: Path) ->
     text, status = ABRUPT[name]
     script = tmp_path / "s.py"
     script.write_text(BEGIN + text + "\n")
-    scripts = str(Path(__file__).parent / "scripts")
-    ended = tool(tmp_path, "run", *QUICK, "-o", "out", "s.py", PYTHONPATH=scripts)
+    ended = forked_tool(tmp_path, "run", *QUICK, "-o", "out", "s.py")
     assert ended.returncode in (status, -(status - 128)), ended.stderr
     assert "E702" not in ended.stderr
     result = json.loads((tmp_path / "out" / "result.json").read_text())

@@ -9,14 +9,14 @@ import pytest
 from recompute_scan.cli import main
 from recompute_scan.result import Result, from_json
 from tests.present import present
-from tests.record.runs import QUICK, tool
+from tests.record.runs import QUICK, forked_tool
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dropout_bert.py"
 
 
 def run(folder: Path, *options: str) -> Result:
     """What ``run`` says of ``train.py`` in a folder."""
-    done = tool(folder, "run", *QUICK, "-o", "out", *options, "train.py")
+    done = forked_tool(folder, "run", *QUICK, "-o", "out", *options, "train.py")
     assert done.returncode == 0, done.stderr
     return from_json((folder / "out" / "result.json").read_bytes())
 
@@ -80,7 +80,7 @@ for step in range(9):
 
 def test_alone_it_compares_one_step_and_ends_the_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TWO_LAYERS.format(reentrant=False, keep=False))
-    done = tool(tmp_path, "run", "--fidelity", "--warmup", "2", "-o", "out", "train.py")
+    done = forked_tool(tmp_path, "run", "--fidelity", "--warmup", "2", "-o", "out", "train.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("0\n1\nIs the recomputed forward the same? No:")
     found = from_json((tmp_path / "out" / "result.json").read_bytes())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.record.runs import LAYERS, QUICK, run_plain, script_lines, tool, write_script
+from tests.record.runs import LAYERS, QUICK, forked_tool, run_plain, script_lines, write_script
 
 # A package run with -m: relative import, own arguments, another folder, signal handlers, a timer
 # that interrupts, a thread that computes, data-loader workers, and an exit status of its own.
@@ -84,7 +84,7 @@ os._exit(int(sys.argv[1]))
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return tool(folder, "run", *QUICK, "--steps", "2", "-o", "out", *command)
+    return forked_tool(folder, "run", *QUICK, "--steps", "2", "-o", "out", *command)
 
 
 def verdict(folder: Path) -> tuple[str, int]:

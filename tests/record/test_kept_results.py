@@ -11,7 +11,7 @@ import pytest
 from recompute_scan.cli.run import launcher_in
 from recompute_scan.files import append, write_whole
 from recompute_scan.record.options import beside, prepare, take_place
-from tests.record.runs import LAYERS, plain_environment
+from tests.record.runs import LAYERS, QUICK, Ran, forked_tool, plain_environment
 
 TRAINS = (
     LAYERS
@@ -134,9 +134,7 @@ def names_in(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir())
 
 
-def run(
-    folder: Path, *words: str, stdout: Any = subprocess.PIPE
-) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *words: str, stdout: Any = subprocess.PIPE) -> Ran:
     options = ["--steps", "1", "--warmup", "1", "--timing-steps", "1", "-o", "out"]
     return subprocess.run(
         [sys.executable, "-m", "recompute_scan", "run", *options, *words],
@@ -154,7 +152,8 @@ def run(
 def test_a_folder_of_any_name_gets_its_trace(name: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
     (tmp_path / name).mkdir()
-    assert run(tmp_path, "-o", str(tmp_path / name), "train.py").returncode == 0
+    out = ("-o", tmp_path / name)
+    assert forked_tool(tmp_path, "run", *QUICK, *out, "train.py").returncode == 0
     assert "trace-rank0.json.gz" in names_in(tmp_path / name)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recompute_scan.startup import VARIABLE
-from tests.record.runs import LAYERS, QUICK, TORCHRUN, tool, write_script
+from tests.record.runs import LAYERS, QUICK, TORCHRUN, forked_tool, tool, write_script
 from tests.record.test_launch import FSDP
 
 ALONE = (
@@ -83,13 +83,13 @@ def test_one_process_and_its_data_loader(tmp_path: Path, launcher: tuple[str, ..
 
 @pytest.mark.parametrize(("words", "status"), [("true", 3), ("bash -c 'exit 7'", 7)])
 def test_a_launcher_that_starts_no_script(words: str, status: int, tmp_path: Path) -> None:
-    done = scan(tmp_path, *shlex.split(words))
+    done = forked_tool(tmp_path, "run", *QUICK, "-o", "out", "--", *shlex.split(words))
     assert (done.returncode, done.stdout) == (status, "")
     assert "E319" in done.stderr
 
 
 def test_what_the_launcher_starts_itself_cannot_be_started_twice(tmp_path: Path) -> None:
-    done = tool(tmp_path, "run", "--nproc-per-node", "2", "--", "true")
+    done = forked_tool(tmp_path, "run", "--nproc-per-node", "2", "--", "true")
     assert done.returncode == 2
     assert "E223" in done.stderr
 

@@ -90,10 +90,18 @@ for step in range(6):
 OPTIONS = "--steps 1 --warmup 2 --timing-steps 1"
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+@pytest.fixture(scope="module")
+def _nothing_is_left() -> Iterator[None]:
     before = left_behind()
+    yield
+    assert left_behind() == before
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _nothing_is_left: None
+) -> Iterator[InteractiveShell]:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     shell = InteractiveShell.instance(
         config=Config(HistoryManager={"enabled": False}, InteractiveShell={"colors": "nocolor"})
     )
@@ -106,7 +114,6 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interacti
         with capture_output():
             assert not shell.run_cell(plain).success, "the magic has gone"
     InteractiveShell.clear_instance()
-    assert left_behind() == before
 
 
 def named(shell: InteractiveShell) -> set[str]:

@@ -1,15 +1,13 @@
 """Scripts with ranges, profilers, processes and exits of their own: with us as without us.
 
 Each script is a small file in ``scripts/``. All run in forks of one process, once without us and
-once or more recorded. ``python -m tests.record.test_scripts 20 [NAME…]`` runs each 20 times.
+once recorded.
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -35,9 +33,9 @@ class Ran:
     account: dict[str, Any]
 
 
-def run_scripts(names: Sequence[str], times: int, folder: Path) -> dict[str, list[Ran]]:
-    """Each script without us, and then so many times recorded."""
-    jobs = [_job(name, number, folder) for name in names for number in range(times + 1)]
+def run_scripts(names: Sequence[str], folder: Path) -> dict[str, list[Ran]]:
+    """Each script without us, and then recorded."""
+    jobs = [_job(name, number, folder) for name in names for number in (0, 1)]
     ran: dict[str, list[Ran]] = {}
     for job, ended in zip(jobs, run_jobs(jobs, folder, 3), strict=True):
         ran.setdefault(Path(job["script"]).stem, []).append(_read(job, *ended))
@@ -115,7 +113,7 @@ def ran(
     """The sample, and what else was chosen, each without us and recorded."""
     chosen = chosen_names(request) | SAMPLE
     names = [name for name in SCRIPTS if name in chosen and name not in ALONE]
-    return run_scripts(names, 1, tmp_path_factory.mktemp("scripts"))
+    return run_scripts(names, tmp_path_factory.mktemp("scripts"))
 
 
 @pytest.mark.parametrize(
@@ -162,29 +160,3 @@ def test_fifty_backward_passes_without_a_step_are_told_while_it_trains(
     ran: dict[str, list[Ran]],
 ) -> None:
     assert "50 backward passes, and no step" in ran["no_optimizer"][1].err
-
-
-def main() -> None:
-    """So many times each: every script, or those that are named; 1 where one was not the same."""
-    times, names = int(sys.argv[1]), sys.argv[2:] or SCRIPTS
-    different = False
-    with TemporaryDirectory() as folder:
-        together = [name for name in names if name not in ALONE]
-        for name, (plain, *recorded) in run_scripts(together, times, Path(folder)).items():
-            same = [(one.status, one.out) == (plain.status, plain.out) for one in recorded]
-            different |= _told(name, same, {one.status for one in recorded} - {plain.status})
-        for name in sorted(ALONE & set(names)):
-            ends = [run_alone(name, Path(folder, str(again))) for again in range(times)]
-            same = [one[0] == plain[0] and one[1].startswith(plain[1]) for plain, one in ends]
-            different |= _told(name, same, {one[0] for plain, one in ends if one[0] != plain[0]})
-    sys.exit(different)
-
-
-def _told(name: str, same: list[bool], others: set[int]) -> bool:
-    said = f"; it ended with {sorted(others)}" if others else ""
-    print(f"{name:28} {sum(same)} of {len(same)} as without us{said}", flush=True)
-    return not all(same)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,8 @@
 """Runs scripts in forks of one process that has torch already: ``python zygote.py JOBS_JSON N``.
 
 N run at once; without arguments, each line of the input is a job. A job is run as ``python SCRIPT``
-would run it, or recorded; in either case the process then ends by itself, as the interpreter ends.
+would run it, or recorded, or is a command line of ours; in each case the process then ends by
+itself, as the interpreter ends.
 For each, a line of JSON is printed: its exit status, negative for a signal, the seconds that it
 took, and those behind its report, ``null`` without one. A job's file ``report`` is made when its
 report would be printed.
@@ -100,7 +101,7 @@ def _become(job):
     sys.stdin = sys.__stdin__ = open(0, closefd=False)
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)
     sys.stderr = sys.__stderr__ = open(2, "w", closefd=False, buffering=1)
-    os.chdir(Path(job["script"]).parent)
+    os.chdir(job["folder"])
 
 
 gc.collect()
@@ -111,11 +112,18 @@ if sys.argv[1:]:
 else:
     job = _run(map(json.loads, sys.stdin), 1)
 if job is not None:
+    job.setdefault("folder", str(Path(job.get("script", ".")).parent))
     _become(job)
-    name = Path(job["script"]).name
-    if job["options"] is None:
+    name = Path(job.get("script", "")).name
+    if "command" in job:
+        from recompute_scan.cli import main
+
+        sys.argv[:] = ["recompute-scan", *job["command"]]
+        sys.path[0] = str(Path(main.__code__.co_filename).parents[2])
+        sys.exit(main())
+    elif job["options"] is None:
         gc.unfreeze()  # this module's names are the script's: let its files be closed at the end
-        sys.argv[:] = [name]
+        sys.argv[:] = [name, *job.get("args", ())]
         sys.path[0] = str(Path.cwd())
         __file__ = str(Path.cwd() / name)
         exec(compile(Path(name).read_text(), __file__, "exec", dont_inherit=True))

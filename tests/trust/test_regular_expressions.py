@@ -41,7 +41,8 @@ SMALL, LARGE = 10_000, 40_000
 UNSEEN, SLOW, GROWS = 0.01, 0.3, 9
 # No expression here takes a line break and a NUL as well, unless by a class of what it leaves out.
 END = "\n\x00"
-_SHORT = (24, 32, 36, 40, 300, 1_500, 4_000)
+# Each is little larger than the one before: what grows fast is stopped early.
+_SHORT = (24, 32, 36, 40, 100, 200, 300, 500, 800, 1_200, 1_800, 2_700, 4_000)
 _MOST_TEXTS = 48
 _LONG_REPEAT = 300
 
