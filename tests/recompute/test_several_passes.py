@@ -253,6 +253,19 @@ def test_marks_count_what_takes_another_way(kind: type[Block], tmp_path: Path) -
         assert any("annotations" in warning for warning in result.warnings)
 
 
+def test_a_row_of_checkpoints_in_each_layer_leaves_the_rest_of_it(tmp_path: Path) -> None:
+    def attend(x: Tensor) -> Tensor:
+        return (x @ x.t()).tanh() @ x
+
+    def rows(block: nn.Module, x: Tensor) -> Any:
+        return block(torch.cat([once(attend, piece) for piece in x.exp().chunk(3)]))
+
+    def step(blocks: Blocks, around: Any) -> None:
+        run(blocks, torch.randn(9, WIDTH, requires_grad=True).sigmoid(), around).sum().backward()
+
+    assert trained(step, rows, tmp_path / "trace.json")[1].verdict == "partial"
+
+
 class Tiles(torch.autograd.Function):
     """In shards along one axis, and in its gradient along another, as DeepSpeed's is."""
 
