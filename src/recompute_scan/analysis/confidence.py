@@ -200,7 +200,6 @@ def _of_ranks(result: Result, said: str) -> str:
 # alone, the compiler's graphs alone, or operators.
 _SENTENCES: dict[tuple[str, Verdict], str] = {
     ("", "none"): "No forward work runs again in the backward pass: nothing is recomputed.",
-    ("", "full"): "Every block runs its forward once more in the backward pass: checkpointed once.",
     ("kernels", "none"): "No attention forward runs again in the backward pass; nothing else could "
     "be seen.",
     ("kernels", "full"): "Every attention forward runs once more in the backward pass: "
@@ -228,8 +227,6 @@ def _headline(result: Result) -> str:
     free = _free_operators(result) if result.verdict == "partial" and level != "kernels" else 0
     passes = max((region.backward_passes for region in result.regions), default=1.0)
     where = each_pass(passes) if passes >= 2 else "the backward pass"
-    if result.verdict == "full" and not level and (result.recomputed_share or 1.0) < _HALF:
-        return f"{_share(result)} once more in {where}: checkpointed once."
     if result.verdict == "partial" and not level and result.by_design and not _in_blocks(result):
         return (
             f"{_functions(result)} again in the gradient of another function, by the model's own "
@@ -241,11 +238,11 @@ def _headline(result: Result) -> str:
             f"The compiler runs {plural(free, 'cheap operator')} again inside its backward "
             f"graphs, for free{rest}."
         )
-    if result.verdict == "full" and not level and passes >= 2:
-        return f"Every block runs its forward once more in {where}: checkpointed once."
+    if result.verdict == "full" and not level and (result.recomputed_share or 1.0) >= _HALF:
+        return f"Every checkpointed block runs its forward once more in {where}."
     if (sentence := _SENTENCES.get((level, result.verdict))) is not None:
         return sentence.format(highest)
-    if result.verdict == "partial":
+    if result.verdict != "doubled":
         return f"{_share(result)} once more in {where}."
     doubled = [r for r in result.regions if r.recompute_runs_per_backward >= 2]
     which, verb = "every block" if doubled else "some code", "runs its"
