@@ -268,8 +268,6 @@ HOOK = annotation("FullyShardedDataParallel._pre_backward_hook", op("c10d::allga
         ("RS002", marked(2), {}, "clean"),
         ("RS002", CHECKPOINTED, {}, "not-applicable"),
         ("RS003", marked(1), {"switched_on": ON}, "clean"),
-        ("RS003", marked(2), {"switched_on": ON}, "clean"),
-        ("RS003", PLAIN, {}, "not-applicable"),
         ("RS003", CHECKPOINTED, {}, "not-applicable"),
         # Compiled code calls no checkpoint while it runs.
         ("RS003", PLAIN, {"switched_on": ON, "environment": {"torch_compile": "used"}}, "clean"),

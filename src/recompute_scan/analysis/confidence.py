@@ -228,8 +228,10 @@ def _headline(result: Result) -> str:
     passes = max((region.backward_passes for region in result.regions), default=1.0)
     where = each_pass(passes) if passes >= 2 else "the backward pass"
     if result.verdict == "partial" and not level and result.by_design and not _in_blocks(result):
+        first, *others = [each.function for each in result.by_design]
+        more = f" and {plural(len(others), 'other function')} run" if others else " runs"
         return (
-            f"{_functions(result)} again in the gradient of another function, by the model's own "
+            f"{first}{more} again in the gradient of another function, by the model's own "
             "design; no checkpoint recomputes anything."
         )
     if free:
@@ -243,7 +245,8 @@ def _headline(result: Result) -> str:
     if (sentence := _SENTENCES.get((level, result.verdict))) is not None:
         return sentence.format(highest)
     if result.verdict != "doubled":
-        return f"{_share(result)} once more in {where}."
+        share = 100 * (result.recomputed_share or 0.0)
+        return f"{share:.0f} % of the forward work runs once more in {where}."
     doubled = [r for r in result.regions if r.recompute_runs_per_backward >= 2]
     which, verb = "every block" if doubled else "some code", "runs its"
     if 0 < len(doubled) < len(result.regions):
@@ -257,18 +260,8 @@ def _headline(result: Result) -> str:
     )
 
 
-def _share(result: Result) -> str:
-    return f"{100 * (result.recomputed_share or 0.0):.0f} % of the forward work runs"
-
-
 def _in_blocks(result: Result) -> bool:
     return any(region.recompute_runs_per_backward for region in result.regions)
-
-
-def _functions(result: Result) -> str:
-    found = [each.function for each in result.by_design]
-    more = f" and {plural(len(found) - 1, 'other function')}" if len(found) > 1 else ""
-    return f"{found[0]}{more} {'run' if more else 'runs'}"
 
 
 def _free_operators(result: Result) -> int:
