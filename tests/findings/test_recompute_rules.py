@@ -13,7 +13,6 @@ from recompute_scan.findings.base import Evidence
 from recompute_scan.findings.registry import check_all, check_ranks
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.recompute.study import RecomputeFacts
-from recompute_scan.recompute.vocabulary import OWN_FUNCTION
 from recompute_scan.result import Checkpoint, Finding, Rank, Result
 from recompute_scan.result.run_record import SwitchedOn
 from tests.cases.distributed import record_ranks
@@ -85,7 +84,9 @@ def test_a_switch_that_no_call_came_from_is_idle() -> None:
     finding = only(facts, "RS003", switched_on=ON)
     assert "is switched on at train.py:24, and no checkpoint was called" in finding.title
     assert finding.severity == "warning"
-    own = structs.replace(list_regions(marked(1))[0], checkpoints=(Checkpoint(0, R, OWN_FUNCTION),))
+    own = structs.replace(
+        list_regions(marked(1))[0], checkpoints=(Checkpoint(0, R, "own-function"),)
+    )
     findings, _ = check_all(Evidence(facts, (own,), None, "high", {}, switched_on=ON))
     assert [finding for finding in findings if finding.code == "RS003"] == []
 
@@ -263,7 +264,6 @@ HOOK = annotation("FullyShardedDataParallel._pre_backward_hook", op("c10d::allga
 @pytest.mark.parametrize(
     ("code", "facts", "more", "status"),
     [
-        ("RS001", PLAIN, {}, "clean"),
         ("RS001", CHECKPOINTED, {}, "clean"),
         ("RS002", marked(2), {}, "clean"),
         ("RS002", CHECKPOINTED, {}, "not-applicable"),
