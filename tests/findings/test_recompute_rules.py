@@ -276,7 +276,6 @@ HOOK = annotation("FullyShardedDataParallel._pre_backward_hook", op("c10d::allga
         ("RS005", CHECKPOINTED, {}, "not-applicable"),
         ("RS006", sharded_step(GATHER, reentrantly=False), {}, "clean"),
         ("RS006", marked(1, (R, R)), {}, "not-applicable"),
-        ("RS008", marked(1), {}, "clean"),
         ("RS008", marked(1, options="selective"), {}, "clean"),
         ("RS008", CHECKPOINTED, {}, "not-applicable"),
         ("RS008", PLAIN, {}, "clean"),

@@ -66,7 +66,6 @@ def test_a_part_of_a_part_has_each_checkpoint_once(tmp_path: Path) -> None:
 
 AROUND = [
     ("n_layers_in_n_stack", ("several", "block")),
-    ("r_layers_in_n_stack", ("several", "block")),
     ("n_layers_in_n_sequential", ("several", "block")),
     ("r_in_n", ("block", "block")),
     ("n_halves_in_n", ("block", "part")),
