@@ -47,7 +47,7 @@ def test_annotations_that_disagree(disagreeing: int, level: str) -> None:
 
 @pytest.mark.parametrize(
     ("share", "said"),
-    [(0.96, "Every block runs"), (None, "Every block runs"), (0.28, "28 % of the forward work")],
+    [(0.96, "Every checkpoint"), (None, "Every checkpoint"), (0.28, "28 % of the forward work")],
 )
 def test_a_few_blocks_are_not_called_every_one(share: float | None, said: str) -> None:
     assert said in headline(replace(full(), recomputed_share=share))

@@ -13,7 +13,7 @@ from recompute_scan.findings.registry import check_all, check_ranks
 from recompute_scan.recompute.checks import confidence
 from recompute_scan.recompute.regions import list_regions
 from recompute_scan.recompute.study import RecomputeFacts
-from recompute_scan.result import Finding, Rank, Result
+from recompute_scan.result import Checkpoint, Finding, Rank, Result
 from recompute_scan.result.run_record import SwitchedOn
 from tests.cases.distributed import record_ranks
 from tests.recompute.training import (
@@ -84,6 +84,11 @@ def test_a_switch_that_no_call_came_from_is_idle() -> None:
     finding = only(facts, "RS003", switched_on=ON)
     assert "is switched on at train.py:24, and no checkpoint was called" in finding.title
     assert finding.severity == "warning"
+    own = structs.replace(
+        list_regions(marked(1))[0], checkpoints=(Checkpoint(0, R, "own-function"),)
+    )
+    findings, _ = check_all(Evidence(facts, (own,), None, "high", {}, switched_on=ON))
+    assert [finding for finding in findings if finding.code == "RS003"] == []
 
 
 # RS004

@@ -102,12 +102,8 @@ def test_what_is_around_several_is_around_the_one_whose_own_recompute_is_missing
     found = list_regions(study(load(recorded("n_layers_in_n_sequential")[0])))
     around = [tuple(one.around for one in region.checkpoints) for region in found]
     assert around == [("several", "block"), ("several",), ("block",), ("block",)]
-    assert [[one.depth for one in region.checkpoints] for region in found] == [
-        [0, 1],
-        [0],
-        [0],
-        [0],
-    ]
+    depths = [[one.depth for one in region.checkpoints] for region in found]
+    assert depths == [[0, 1], [0], [0], [0]]
 
 
 @pytest.mark.parametrize("between", [(), ("relu",)])

@@ -4,6 +4,7 @@ levels of checkpoints, each against what hooks and live storages count.
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +78,13 @@ def run(blocks: Blocks, x: Tensor, around: Callable[[nn.Module, Tensor], Tensor]
     return x
 
 
-def last_weight(blocks: Blocks, around: Any) -> None:
+def last_weight(blocks: Blocks, around: Any, place: int = -1) -> None:
     loss = run(blocks, torch.randn(8, WIDTH), around).square().mean()
-    torch.autograd.grad(loss, blocks[-1].b.weight, retain_graph=True)
+    torch.autograd.grad(loss, blocks[place].b.weight, retain_graph=True)
     loss.backward()
 
 
-def middle_weight(blocks: Blocks, around: Any) -> None:
-    loss = run(blocks, torch.randn(8, WIDTH), around).square().mean()
-    torch.autograd.grad(loss, blocks[1].b.weight, retain_graph=True)
-    loss.backward()
+middle_weight = partial(last_weight, place=1)
 
 
 def each_weight(blocks: Blocks, around: Any) -> None:
@@ -251,6 +249,14 @@ def test_marks_count_what_takes_another_way(kind: type[Block], tmp_path: Path) -
     if result.cost is None:
         assert result.confidence == "medium"
         assert any("annotations" in warning for warning in result.warnings)
+
+
+def test_a_row_of_checkpoints_in_each_layer_leaves_the_rest_of_it(tmp_path: Path) -> None:
+    def rows(block: nn.Module, x: Tensor) -> Any:
+        x = x.sigmoid() if x.is_leaf else x
+        return block(torch.cat([once(lambda x: x.exp() @ x.t() @ x, y) for y in x.chunk(4)]))
+
+    assert trained(plain, rows, tmp_path / "trace.json")[1].verdict == "partial"
 
 
 class Tiles(torch.autograd.Function):

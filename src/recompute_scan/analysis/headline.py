@@ -89,8 +89,8 @@ def _headline(result: Result) -> str:
     where = each_pass(passes) if passes >= 2 else "the backward pass"
     if result.verdict == "full" and not level:
         part = (result.recomputed_share or 1.0) < _HALF
-        which = _share(result) if part else "Every block runs its forward"
-        return f"{which} once more in {where}: checkpointed once."
+        which = _share(result) if part else "Every checkpointed block runs its forward"
+        return f"{which} once more in {where}."
     if result.verdict == "partial" and not level and result.by_design and not _in_blocks(result):
         return (
             f"{_functions(result)} again in the gradient of another function, by the model's own "

@@ -398,12 +398,14 @@ def _beside(
     stops = here.searchsorted(sorted(block.span.last + 1 for block in blocks))
     length = max(SHORTEST_LOOKALIKE, round(_PART * median(stops - starts)))
     cuts = np.flatnonzero(covered[1:] != covered[:-1]) + 1
-    rest = [one for one in np.split(np.arange(len(here)), cuts) if not covered[one[0]]]
-    pieces = [one for one in rest if len(one) >= length]
-    # A model that is called twice has its stem and its head twice, around each row of blocks.
+    every = np.split(np.arange(len(here)), cuts)
+    pieces = [one for one in every if len(one) >= length and not covered[one[0]]]
+    # A model that is called twice has its stem and its head twice, around each row of blocks. In
+    # layers that hold a row of them each, the stem stands before the first row only.
     ends = np.array([one[-1] for one in pieces], np.int64)
-    rows = len(set(ends.searchsorted(starts).tolist()))
-    most = 1 if rows == len(starts) else rows
+    stem = code[here[: starts[0]]]
+    begins = starts[np.unique(ends.searchsorted(starts), return_index=True)[1]]
+    most = sum(np.array_equal(code[here[max(0, at - len(stem)) : at]], stem) for at in begins)
     found: dict[bytes, list[Int64]] = defaultdict(list)
     for piece in pieces:
         for place in range(len(piece) - length + 1):
