@@ -85,7 +85,7 @@ def test_a_switch_that_no_call_came_from_is_idle() -> None:
     assert "is switched on at train.py:24, and no checkpoint was called" in finding.title
     assert finding.severity == "warning"
     own = structs.replace(
-        list_regions(marked(1))[0], checkpoints=(Checkpoint(0, R, "own-function"),)
+        list_regions(marked(1))[0], checkpoints=(Checkpoint(0, "reentrant", "own-function"),)
     )
     findings, _ = check_all(Evidence(facts, (own,), None, "high", {}, switched_on=ON))
     assert [finding for finding in findings if finding.code == "RS003"] == []

@@ -24,7 +24,7 @@ from recompute_scan.findings.base import (
     name_some,
     review,
 )
-from recompute_scan.recompute.vocabulary import OWN_FUNCTION
+from recompute_scan.frameworks import pytorch
 from recompute_scan.result import DOUBLED, Checkpoint, Finding, Fix, Region
 from recompute_scan.result.run_record import SwitchedOn
 from recompute_scan.units import plural
@@ -166,7 +166,7 @@ def idle_checkpoint(evidence: Evidence) -> Iterator[Finding]:
     # A compiled checkpoint is part of the graph and calls nothing. A function that the code brings
     # may be put in place of a switch's checkpoint, as functions that offload are.
     compiled = evidence.environment.get("torch_compile") == "used"
-    if not compiled and OWN_FUNCTION not in evidence.mechanisms:
+    if not compiled and pytorch.OWN.name not in evidence.mechanisms:
         unused = [one for one in evidence.switched_on if one.mechanism not in evidence.mechanisms]
         yield from (_unused(evidence, one) for one in unused)
 
