@@ -126,7 +126,7 @@ def test_errors_are_raised(tmp_path: Path) -> None:
 def test_callbacks_take_what_record_takes() -> None:
     """Read from the source: the frameworks that they are for take long to import."""
     wanted = inspect.signature(record).parameters
-    source = files("recompute_scan.integrations").joinpath("trainers.py").read_text("utf-8")
+    source = files("recompute_scan.integrations").joinpath("follower.py").read_text("utf-8")
     begins = [
         one
         for one in ast.walk(ast.parse(source))
