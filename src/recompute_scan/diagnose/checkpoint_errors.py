@@ -41,7 +41,6 @@ _CALLS_BLOCK = re.compile(r"(?:function|fn|func|forward|layer|block|module)\w{0,
 # Nothing else is called in the line.
 _CALLS_FUNCTION = re.compile(r"[^()]*_gradient_checkpointing_func\([^()]*\)?[^()]*$")
 _DEVICE_MODULES = re.compile(r"torch/(?:cuda/)?__init__\.py:|torch/random\.py:|contextlib\.py:")
-_CHECKPOINTS = re.compile(r"utils/checkpoint\.py:")
 # A stack that ends for want of room holds some 300 of them; nesting on purpose, a handful.
 _DEEP = 20
 
@@ -64,7 +63,7 @@ def _asks_device(frames: Sequence[Frame]) -> int | None:
         index -= 1
     site = frames[index].site
     own = re.search(_OWN_FUNCTION, site) and is_applied(frames, index)
-    return index if own or _CHECKPOINTS.search(site) else None
+    return index if own or "utils/checkpoint.py:" in site else None
 
 
 def _fails_itself(frames: Sequence[Frame]) -> int | None:
@@ -166,8 +165,8 @@ SIGNATURES = (
         nearby=_SWITCHED_ON,
         unsure=True,
         title="Checkpointing is on, and the loss needs no gradient",
-        cause="""Reentrant checkpoints cut the loss off if no input needs a gradient (frozen
-            embeddings). So do frozen weights, detach() and no_grad().""",
+        cause="""Reentrant checkpoints without inputs that need gradients can cause this. So can
+            frozen weights, detach() and no_grad().""",
         versions="Not tied to a version.",
         checked="message",
     ),
