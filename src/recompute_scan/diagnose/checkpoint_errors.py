@@ -165,7 +165,7 @@ SIGNATURES = (
         nearby=_SWITCHED_ON,
         unsure=True,
         title="Checkpointing is on, and the loss needs no gradient",
-        cause="""Reentrant checkpoints without inputs that need gradients can cause this. So can
+        cause="""Reentrant checkpoints without inputs that need gradients cause this. So do
             frozen weights, detach() and no_grad().""",
         versions="Not tied to a version.",
         checked="message",
