@@ -34,8 +34,8 @@ BANNED = frozenset(
 # Most that is allowed today, and what the redesign aims for.
 LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (209, 175),
-    "lines of src": (69_516, 52_000),
-    "lines of tests": (64_180, 46_000),
+    "lines of src": (69_540, 52_000),
+    "lines of tests": (64_190, 46_000),
     "lines of benchmarks": (5_977, 5_500),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (2, 10),

@@ -62,6 +62,11 @@ class Own(torch.autograd.Function):
 LOOKED_UP = {}
 
 """
+COPIES = """\
+    import copy, pickle
+    both = copy.deepcopy(layers), pickle.loads(pickle.dumps(layers))
+    print("apart", *(one[0].forward.__self__ is one[0] for one in both))
+"""
 BODIES = {
     "none": "x = layer(x)",
     "reentrant": ONCE.format(True),
@@ -107,14 +112,17 @@ def test_it_is_what_the_layers_counted(name: str, micro_batches: int, tmp_path: 
 
 @pytest.mark.parametrize(("steps", "given"), [(1, "layer.forward"), (1, "layer"), (3, "layer")])
 def test_a_checkpoint_function_of_the_script_counts(steps: int, given: str, tmp_path: Path) -> None:
-    """The script ends before a step is profiled, so hooks give the verdict too."""
+    """The script ends before a step is profiled, so hooks give the verdict too. It copies and
+    pickles its layers within a step.
+    """
     inside = f"checkpoint(partial(Own.apply, {given}), x, use_reentrant=True)"
     text = own(f"x = {inside}").replace("range(30)", f"range({steps})")
     ours = 'print("ours", hasattr(Own.forward, "__wrapped__"))'
-    text = text.replace("    optimizer.step()", f"    {ours}\n    optimizer.step()")
+    text = text.replace("    optimizer.step()", f"    {ours}\n{COPIES}    optimizer.step()")
     recorded = record_script(tmp_path, text, warmup=steps, steps=1, timing_steps=4)
     assert "ran again 2.0" in recorded.stdout
     assert recorded.stdout.count("ours True") == min(steps, 2)  # the third is timed
+    assert recorded.stdout.count("apart True True") == steps
     assert WORDS[2.0] in said(recorded.told)
     result = analyze(recorded.output).result
     assert (result.evidence_level, result.verdict) == ("hooks", "doubled")
@@ -160,8 +168,11 @@ def test_a_container_of_blocks_is_no_block_itself(tmp_path: Path) -> None:
     made = "nn.ModuleList(Layer() for _ in range(4))"
     nested = "nn.Sequential(*(nn.Sequential(Layer()) for _ in range(4)))"
     text = script(ONCE.format(False)).replace(made, nested)
+    counts = 'print("counts", hasattr(torch.autograd.graph._engine_run_backward, "__wrapped__"))'
+    text = text.replace("    optimizer.step()", f"    {counts}\n    optimizer.step()")
     recorded = record_script(tmp_path, text, warmup=2)
     assert recorded.info.counted == Counted(1, ((1, 1),) * 4, 0, (1,) * 4)
+    assert "counts True" not in recorded.stdout  # no step that is profiled is counted
 
 
 def test_each_of_several_backward_passes_counts_alone(tmp_path: Path) -> None:

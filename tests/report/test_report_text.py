@@ -355,13 +355,18 @@ def test_a_plan_tells_of_parts(
         assert words in written
 
 
-def test_the_finding_that_saves_most_comes_first() -> None:
+def test_the_weightiest_finding_comes_first() -> None:
     base = structs.replace(doubled().findings[0], fix=None, saving_ms=None)
     low, high, saving = (
         structs.replace(base, code=code, severity=severity, saving_ms=ms)
         for code, severity, ms in (("RS313", "info", None), ("RS324", "warning", None),
                                    ("RS322", "info", 2.0))
     )  # fmt: skip
-    for findings, first in (((low, high), "RS324"), ((low, saving, high), "RS322")):
+    wrong = structs.replace(base, code="RS404", severity="warning", wrong_gradients=True)
+    for findings, first in (
+        ((low, high), "RS324"),
+        ((low, saving, high), "RS322"),
+        ((saving, wrong), "RS404"),
+    ):
         result = structs.replace(full(), findings=findings)
         assert f"  {first} " in render_answer(result, color=False)

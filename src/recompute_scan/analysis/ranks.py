@@ -162,7 +162,7 @@ def merge(pieces: Sequence[Piece], failures: Sequence[InputError]) -> Result:
     result = replace(
         main.result,
         ranks=tuple(_rank(piece) for piece in sorted(pieces, key=lambda piece: piece.rank)),
-        warnings=(*main.result.warnings, *warnings),
+        warnings=(*warnings, *main.result.warnings),  # the last may say what to record
     )
     if len(verdicts) > 1:
         result = replace(result, headline=headline(result))

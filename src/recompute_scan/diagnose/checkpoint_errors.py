@@ -11,7 +11,7 @@ from recompute_scan.crash import Frame, Raised
 from recompute_scan.diagnose.tracebacks import doing, evaluates
 from recompute_scan.frameworks import registry
 from recompute_scan.frameworks.base import CHECKPOINT_DOCS, NON_REENTRANT, RANDOM_STATE, REENTRANT
-from recompute_scan.frameworks.detect import Signature, innermost, is_own_backward, some
+from recompute_scan.frameworks.detect import Signature, innermost, is_applied, is_own_backward, some
 
 _TORCH = "pytorch/pytorch/issues/"
 _HF = "huggingface/transformers/issues/"
@@ -38,8 +38,9 @@ _OWN_CODE = re.compile(
     r"\w{0,80}grad(?:ient)?_checkpoint\w{0,80}(?<!able)$"
 )
 _CALLS_BLOCK = re.compile(r"(?:function|fn|func|forward|layer|block|module)\w{0,80}(?:\[\w+\])?\(")
+# Nothing else is called in the line.
+_CALLS_FUNCTION = re.compile(r"[^()]*_gradient_checkpointing_func\([^()]*\)?[^()]*$")
 _DEVICE_MODULES = re.compile(r"torch/(?:cuda/)?__init__\.py:|torch/random\.py:|contextlib\.py:")
-_CHECKPOINTS = re.compile(rf"utils/checkpoint\.py:|{_OWN_FUNCTION}")
 # A stack that ends for want of room holds some 300 of them; nesting on purpose, a handful.
 _DEEP = 20
 
@@ -60,7 +61,9 @@ def _asks_device(frames: Sequence[Frame]) -> int | None:
     index = len(frames) - 1
     while index > 0 and _DEVICE_MODULES.search(frames[index].site):
         index -= 1
-    return index if _CHECKPOINTS.search(frames[index].site) else None
+    site = frames[index].site
+    own = re.search(_OWN_FUNCTION, site) and is_applied(frames, index)
+    return index if own or "utils/checkpoint.py:" in site else None
 
 
 def _fails_itself(frames: Sequence[Frame]) -> int | None:
@@ -162,8 +165,8 @@ SIGNATURES = (
         nearby=_SWITCHED_ON,
         unsure=True,
         title="Checkpointing is on, and the loss needs no gradient",
-        cause="""If checkpoints are reentrant, their inputs need no gradient (frozen embeddings).
-            Otherwise all weights are frozen.""",
+        cause="""Reentrant checkpoints without inputs that need gradients cause this. So do
+            frozen weights, detach() and no_grad().""",
         versions="Not tied to a version.",
         checked="message",
     ),
@@ -482,8 +485,8 @@ CHECKPOINTING_SIGNATURES = (
         cause="""The method is missing or takes other arguments. Code that ships with a model
             (trust_remote_code, a fork, a plugin) fits one version of transformers or diffusers.""",
         fix="""Install the version that the model's code fits, or newer model code. From 4.35,
-            transformers takes use_reentrant in gradient_checkpointing_kwargs; from 4.36 it accepts
-            the old argument `value`. In your own class, delete the method if the base class has
+            transformers takes options in gradient_checkpointing_kwargs; from 4.36 it accepts the
+            old argument `value`. In your own class, delete the method if the base class has
             one.""",
         versions="transformers 4.35 and later, diffusers 0.33 and later, with older models' code.",
         sources=(f"{_HF}27596", "zai-org/ChatGLM3/issues/380", "tianweiy/CausVid/issues/63"),
@@ -495,7 +498,7 @@ CHECKPOINTING_SIGNATURES = (
         message=re.compile(r"attribute '_gradient_checkpointing_func'|^'NoneType' .* callable$"),
         fits=lambda raised: (
             "attribute" in raised.message
-            or "_gradient_checkpointing_func(" in str([one.source for one in raised.frames[-1:]])
+            or any(_CALLS_FUNCTION.match(one.source or "") for one in raised.frames[-1:])
         ),
         title="A module was to run checkpointed, and has no checkpoint function",
         cause="""Libraries set the flag gradient_checkpointing and the function together. Here

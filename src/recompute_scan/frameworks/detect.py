@@ -112,14 +112,18 @@ def some(pattern: str) -> Where:
     )
 
 
-# The caller of a backward() that is written in Python.
+# The caller of a forward() or backward() that is written in Python.
 _APPLIED = re.compile(r"torch/autograd/function\.py:apply$")
 
 
+def is_applied(frames: Sequence[Frame], index: int) -> bool:
+    """Is this frame a method of an autograd function that is written in Python?"""
+    return index > 0 and _APPLIED.search(frames[index - 1].site) is not None
+
+
 def is_own_backward(frames: Sequence[Frame], index: int) -> bool:
-    """Is this frame the backward() of an autograd function that is written in Python?"""
-    outer = frames[index - 1].site if index else ""
-    return frames[index].function == "backward" and _APPLIED.search(outer) is not None
+    """Is it such a function's backward()?"""
+    return frames[index].function == "backward" and is_applied(frames, index)
 
 
 def innermost(pattern: str) -> Where:

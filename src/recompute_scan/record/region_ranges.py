@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -330,13 +331,15 @@ class FirstWord:
     def boundary(self, made: int, step_s: float) -> Counted | None:
         """So many steps have ended, and the last took so long: the counts of that step."""
         counted = self._step.counted(made)
-        self.over = made > 1 or made >= self._plan.warmup
+        plan, last = self._plan, made > 1 or made >= self._plan.warmup
+        # Where no step is timed, the profiler runs already in the last warm-up step.
+        self.over = last or bool(plan.steps and not plan.timing and made + 1 == plan.warmup)
         if not self.over:
             self._step.count()
             return counted
         self._step.forget()
-        if counted is not None:
-            step, left = self._plan.at(made, step_s)
+        if last and counted is not None:
+            step, left = plan.at(made, step_s)
             self._say(f"{step}: {counted.described}" + f"; {left}" * (made > 1))
         return counted
 
@@ -474,7 +477,8 @@ class ComparedRegions:
     def around_module(self, call: CheckpointCall) -> AbstractContextManager[None]:
         """Around a checkpoint function of the script that runs a module by itself, and keeps it for
         the recompute: nothing can take the place of a module, so its ``forward`` is replaced
-        until the step has ended.
+        until the step has ended, by a method: a copy that is made meanwhile has one that is bound
+        to the copy, and a pickle names the class's.
         """
         module = call.function
         either = self._comparing or self._counting
@@ -482,23 +486,32 @@ class ComparedRegions:
             return nullcontext()
         runs = self._modules.get(id(module))
         if runs is None:
+            plain = module.forward
+            if "forward" in vars(module) or not isinstance(plain, MethodType):
+                return nullcontext()
             runs = self._modules[id(module)] = _ModuleRuns()
-            self._patches.replace(module, "forward", self._followed(module.forward, runs))
+            followed = self._followed(plain.__func__)
+            self._patches.replace(module, "forward", MethodType(followed, module))
         return runs.forward_of(
             either.region(call, None)
             if isinstance(either, CountedRuns)
             else self._compared(either, call)
         )
 
-    def _followed(self, original: Any, runs: _ModuleRuns) -> Callable[..., Any]:
-        def forward(call: Call, *args: Any, **kwargs: Any) -> Any:
+    def _followed(self, original: Any) -> Callable[..., Any]:
+        def forward(call: Call, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            runs = self._modules.get(id(module))
+            if runs is None:  # a copy
+                return call(module, *args, **kwargs)
             with runs.next((*args, kwargs)) as returned:
-                result = call(*args, **kwargs)
+                result = call(module, *args, **kwargs)
                 if returned is not None:
                     returned(result)
                 return result
 
-        return self._guard.around(original, forward)
+        followed = self._guard.around(original, forward)
+        followed.__name__ = "forward"  # by which a pickle finds the class's
+        return followed
 
 
 def watch_what_is_handed(comparing: Comparing, guard: Guard, patches: Patches) -> None:

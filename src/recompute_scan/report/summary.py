@@ -486,11 +486,13 @@ def _purposes(result: Result, *, can_fix: bool) -> list[Purpose]:
 
 
 def foremost(result: Result) -> Finding | None:
-    """The finding that saves most time; where none is known to, the first of the most severe."""
+    """One that changes the trained model, else the one that saves most time; of equals the first of
+    the most severe.
+    """
     severity = ("info", "warning", "error").index
     return max(
         result.findings,
-        key=lambda one: (one.saving_ms or 0.0, severity(one.severity)),
+        key=lambda one: (one.wrong_gradients, one.saving_ms or 0.0, severity(one.severity)),
         default=None,
     )
 
