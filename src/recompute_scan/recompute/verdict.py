@@ -260,7 +260,7 @@ def _why_not_none(structure: Structure, unexplained: Int64) -> str | None:
     """The reason not to say `none`: a checkpoint function's node exists to recompute."""
     if structure.checkpoint_node[structure.engine[unexplained]].any():
         return (
-            "A checkpoint ran work in the backward pass that was not found in the forward "
+            "An autograd function ran work in its backward that was not found in the forward "
             "pass, so it is unknown how often anything ran again."
         )
     return None
