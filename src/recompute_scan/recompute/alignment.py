@@ -291,8 +291,8 @@ class _Ran:
         return int(np.count_nonzero(following > counted + self._calls.size[counted]))
 
 
-# An m matters when at least this share of forward time, or of a block's, has it; or this share of
-# the operators, in whatever time: a single one that waited for the machine does not outweigh them.
+# An m matters when at least this share of forward time, or of a block's, has it; one up to 1 also
+# where so many operators have it, as another that waited for the machine may outlast them all.
 MATTERS, MANY = 0.01, 0.1
 
 
@@ -341,12 +341,12 @@ class Counts(Struct, frozen=True):
         return [calls.names[code] for code in calls.name[self.rows[places]].tolist()]
 
     def highest(self, among: Bool | Int64 | slice) -> float:
-        """The highest m that ``MATTERS`` of these operators' time, or ``MANY`` of them, have."""
+        """The highest m that ``MATTERS`` of these operators' time or, up to 1, ``MANY`` have."""
         m, weight = self.m[among], self.weight[among]
         enough = MATTERS * weight.sum()
         for value in np.unique(m)[::-1].tolist():
             some = m >= value
-            if weight[some].sum() >= enough or some.mean() >= MANY:
+            if weight[some].sum() >= enough or (value <= 1 and some.mean() >= MANY):
                 return float(value)
         return 0.0
 
