@@ -35,7 +35,7 @@ BANNED = frozenset(
 LIMITS: Mapping[str, tuple[int, int]] = {
     "modules": (209, 175),
     "lines of src": (69_540, 52_000),
-    "lines of tests": (64_190, 46_000),
+    "lines of tests": (64_184, 46_000),
     "lines of benchmarks": (5_977, 5_500),
     "modules over 700 lines": (0, 0),
     "modules under 80 lines, outside lists": (2, 10),
