@@ -110,12 +110,12 @@ def _headline(result: Result) -> str:
     # A checkpoint around several blocks recomputes once what is no block of the report.
     share, mean = result.recomputed_share or 1.0, result.mean_recompute or highest
     most = mean - share >= _HALF * share * (highest - 1)
-    in_part = all(region.in_part for region in doubled)
-    which, verb = "every block" if doubled and (most or in_part) else "some code", "runs its"
+    in_part = bool(doubled) and all(region.in_part for region in doubled)
+    which, verb = "every block" if in_part or (doubled and most) else "some code", "runs its"
     if 0 < len(doubled) < len(result.regions):
         which = f"{len(doubled)} of {len(result.regions)} {unit_of(result.regions)}"
         verb = "run their"
-    if doubled and in_part:
+    if in_part:
         verb = verb.replace(" ", " a part of ")
     return (
         f"{DOUBLED_LEAD}{which} {verb} forward {highest:g} more times in each backward "

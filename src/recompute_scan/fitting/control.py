@@ -121,7 +121,7 @@ class Fitted:
         self._cuda = False
         self._buckets: dict[tuple[int, int], Bucket] = {}
         self._now: Bucket | None = None
-        self._looks: list[Look] = []
+        self._looks: list[Look] = []  # at most one, which may outlive this object
         self._course: Iterator[None] = self._settle()
         self._begun = self._quiet = self.settled = False
         self._look_next = self._lost = self._wants = False

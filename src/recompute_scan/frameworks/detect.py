@@ -215,7 +215,7 @@ class Signature(Struct, frozen=True, kw_only=True):
             rank: The rank that raised it; ``None`` where the log does not say.
         """
         # A terminal may have broken the message at a width, and a person between words.
-        texts = [raised.message, *(by.join(raised.message.split("\n")) for by in ("", " "))]
+        texts = (raised.message.replace("\n", by) for by in ("\n", "", " "))
         if not _is_called(self.error, raised.name) or not any(map(self.message.search, texts)):
             return None
         frame = line = None
